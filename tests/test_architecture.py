@@ -259,7 +259,6 @@ OTHER_TEXT = {  # they parse text that is not a name of a node, value, region or
     "piper.ir.text.notation": "the text form of a DAG, in which names are atoms",
     "piper.ir.text.parse": "the text form of a DAG, in which names are atoms",
     "piper.job.arguments": "Python's name of a function",
-    "piper.job.numerics.compare": "torch's name of a type",
     "piper.job.memory.host_memory": "/proc/meminfo",
     "piper.job.numerics.model": "paths of modules, errors",
     "piper.runtime.gpu.cuda_graphs": "errors of CUDA",

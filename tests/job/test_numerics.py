@@ -247,6 +247,8 @@ def test_a_model_that_computes_in_float32_is_held_to_its_digits() -> None:
     assert found.agrees
     assert (found.dtype, found.coarsest) == ("float64", "float32")
     assert found.tolerance == pytest.approx(3.45e-4, rel=1e-2)
+    (note,) = found.notes
+    assert "digits of float32" in note and "test_numerics.py:" in note
 
 
 def test_a_model_on_meta_starts_from_its_first_values() -> None:

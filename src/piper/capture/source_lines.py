@@ -10,6 +10,7 @@ import torch
 
 _TORCH = os.path.dirname(torch.__file__)
 _CAPTURE = os.path.dirname(os.path.abspath(__file__))
+_CALLERS = (_CAPTURE, os.path.join(os.path.dirname(_CAPTURE), "job"))  # run models, have none
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _TRANSFORMS = [
     os.path.join(_TORCH, "_functorch/vmap.py"),
@@ -22,8 +23,8 @@ UNKNOWN = "model"
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is neither torch's, Python's, generated, nor Piper's capture."""
-    if filename.startswith((*_GENERATED, _TORCH, _CAPTURE)):
+    """Whether a file is neither torch's, Python's or generated, nor one of Piper's callers."""
+    if filename.startswith((*_GENERATED, _TORCH, *_CALLERS)):
         return False
     return "site-packages" in filename or not filename.startswith(_STDLIB)
 
@@ -45,14 +46,14 @@ def is_pythons(frame: FrameType) -> bool:
 def current_line() -> str:
     """The innermost line of the user's model that is running now.
 
-    Empty if capture itself is running: the next user's line is then the one that called
-    `capture`, which has nothing to do with the model.
+    Empty if Piper itself is running: the next user's line is then the one that called it, which
+    has nothing to do with the model.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_CAPTURE):
+    while frame is not None and frame.f_code.co_filename.startswith(_CALLERS):
         frame = frame.f_back
     while frame is not None and not is_users(frame.f_code.co_filename):
-        if frame.f_code.co_filename.startswith(_CAPTURE) and not _is_passed_through(frame):
+        if frame.f_code.co_filename.startswith(_CALLERS) and not _is_passed_through(frame):
             return ""
         frame = frame.f_back
     return "" if frame is None else short_line(frame.f_code.co_filename, frame.f_lineno)

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from piper.capture import Captured
+from piper.capture.trace.arguments.inputs import name_of
 from piper.directives import Strategy
 from piper.job.batch.batch import Batch
 from piper.job.batch.random_batches import constant_inputs, doubled, like
@@ -110,16 +111,16 @@ def compare(
         notes += without_dropout(here, job.rows.divided(batches[0])[0])
     reference, observed = plain(copy.deepcopy(model), job, batches), Observed(steps)
     found = rehearsed(here, batches, observed)
-    tolerance = float(torch.finfo(reference.coarsest).eps) ** 0.5
+    tolerance, dtype = float(torch.finfo(reference.coarsest).eps) ** 0.5, widest(model)
     return Comparison(
-        dtype=str(widest(model)).removeprefix("torch."),
-        coarsest=str(reference.coarsest).removeprefix("torch."),
+        dtype=name_of(dtype),
+        coarsest=name_of(reference.coarsest),
         tolerance=tolerance,
         replicas=job.replicas,
         microbatches=job.all_microbatches,
         steps=tuple(map(partial(step_of, found, reference), range(steps))),
         parameters=tuple(differences(observed, found, reference)),
-        notes=(*notes, *why, *unmixed(job), *reference.warnings()),
+        notes=(*notes, *why, *unmixed(job), *reference.warnings(dtype)),
     )
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from piper.capture.source_lines import current_line
 from piper.capture.trace.arguments.call_arguments import call, flatten, own_loss
+from piper.capture.trace.arguments.inputs import name_of
 from piper.job.batch.batch import Batch
 from piper.job.batch.random_batches import chunk, microbatches
 from piper.job.job import Job
@@ -35,8 +37,20 @@ class Reference:
     final: dict[str, torch.Tensor] = field(default_factory=dict)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     coarsest: torch.dtype = torch.float64
+    line_of_coarsest: str = ""
 
-    def warnings(self) -> list[str]:
+    def warnings(self, dtype: torch.dtype) -> list[str]:
+        """What to know about the comparison of a model that is in `dtype`."""
+        return self._coarser_than(dtype) + self._not_finite()
+
+    def _coarser_than(self, dtype: torch.dtype) -> list[str]:
+        if torch.finfo(self.coarsest).eps <= torch.finfo(dtype).eps:
+            return []
+        mine, where = name_of(self.coarsest), self.line_of_coarsest
+        line = f" ({where})" if where else ""
+        return [f"compared to the digits of {mine}, since the model itself computes in it{line}"]
+
+    def _not_finite(self) -> list[str]:
         if all(map(isfinite, self.loss)):
             return []
         return ["plain PyTorch's own loss is not finite on these data: give another example"]
@@ -73,7 +87,7 @@ def plain(model: torch.nn.Module, job: Job, batches: Sequence[Batch]) -> Referen
         found.note(model)  # after the step, like Piper's: it may change gradients
         found.losses.append(losses)
         found.loss.append(whole)
-    found.coarsest = types.coarsest
+    found.coarsest, found.line_of_coarsest = types.coarsest, types.line
     found.final = {name: p.detach() for name, p in model.named_parameters()}
     found.buffers = {name: b.detach() for name, b in model.named_buffers()}
     return found
@@ -195,7 +209,7 @@ class Types(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.coarsest = torch.float64
+        self.coarsest, self.line = torch.float64, ""
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -203,5 +217,9 @@ class Types(TorchDispatchMode):  # type: ignore[misc]
         result = operator(*args, **(kwargs or {}))
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-                self.coarsest = max(self.coarsest, leaf.dtype, key=lambda t: torch.finfo(t).eps)
+                self._see(leaf.dtype)
         return result
+
+    def _see(self, dtype: torch.dtype) -> None:
+        if torch.finfo(dtype).eps > torch.finfo(self.coarsest).eps:
+            self.coarsest, self.line = dtype, current_line()
