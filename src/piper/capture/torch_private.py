@@ -178,10 +178,10 @@ def is_plain(graph: fx.Graph) -> bool:
 
     Custom operators may use it, and so may the graphs inside higher-order operators.
     """
-    return all(_is_plain_call(node.target) for node in graph.nodes if node.op == "call_function")
+    return all(is_plain_call(node.target) for node in graph.nodes if node.op == "call_function")
 
 
-def _is_plain_call(target: Any) -> bool:
+def is_plain_call(target: Any) -> bool:
     if isinstance(target, OpOverload):
         return target.namespace in ("aten", "prims", "piper")
     return not isinstance(target, OperatorBase)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 from weakref import ref as Ref
 
@@ -11,6 +11,7 @@ import torch._dynamo  # torch would load it at the first optimizer, or in the mi
 from torch import Tensor, fx
 from torch._C import DispatchKey
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
+from torch._library.autograd import Info
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.functional_tensor import (
     FunctionalTensor,
@@ -47,6 +48,7 @@ _OWN_DERIVATIVES = (
     torch.ops.aten.multi_margin_loss.default,
     torch.ops.aten.multilabel_margin_loss_forward.default,
 )
+_GENERATED = "GeneratedBackwardFor_"  # before the name of an operator
 # Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
 _KEPT_WHOLE = (torch.ops.aten.silu_backward.default, torch.ops.aten._fused_rms_norm.default)
 
@@ -330,6 +332,26 @@ def written_by(operator: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:
     return [one for one in pytree.tree_leaves(changed) if isinstance(one, Tensor)]
 
 
-def custom_operators() -> list[tuple[str, dict[str, Any]]]:
-    """The fields of all that the user's code made: their backwards are traced."""
-    return [(name, vars(found)) for name, found in OPDEFS.items() if is_users_operator(found)]
+def registered_backwards() -> list[tuple[str, dict[str, Any]]]:
+    """Of operators that the user's code made, with the fields that hold their functions.
+
+    torch makes a Function for each, which knows them.
+    """
+    made = [(name, vars(found)) for name, found in OPDEFS.items() if is_users_operator(found)]
+    for function in torch.autograd.Function.__subclasses__():
+        if function.__name__.startswith(_GENERATED):
+            info = _info_of(function.backward)
+            if info is not None and not _is_torchs(info._backward_fn):
+                made.append((function.__name__.removeprefix(_GENERATED), vars(info)))
+    return made
+
+
+def _info_of(backward: Any) -> Info | None:
+    """What a generated backward calls. A wrapper for lists of tensors may be around it."""
+    held = [cell.cell_contents for cell in getattr(backward, "__closure__", None) or ()]
+    inner = (_info_of(one) for one in held if isinstance(one, FunctionType))
+    return next((one for one in (*held, *inner) if isinstance(one, Info)), None)
+
+
+def _is_torchs(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("torch.")

@@ -14,10 +14,11 @@ from piper.capture import function_refusals as refusals
 from piper.capture.fx_nodes import line
 from piper.capture.graphs.fingerprint import fingerprint
 from piper.capture.python_state import carried
+from piper.capture.python_state.operator_code import found_by_running
 from piper.capture.python_state.places import Root
 from piper.capture.python_state.reach import Reach, places, reach_of
 from piper.capture.python_state.snapshot import Change, Snapshot
-from piper.capture.torch_private import OpOverload, is_custom, own_buffers
+from piper.capture.torch_private import OpOverload, is_custom, is_plain_call, own_buffers
 from piper.capture.trace.custom_functions import given_to, is_function
 from piper.errors import CaptureError
 
@@ -29,6 +30,14 @@ def settled(graph: fx.Graph, make: Make) -> fx.GraphModule:
     calls = [node for node in graph.nodes if _is_users(node.target)]
     if not calls:
         return make()
+    if all(is_function(node.target) or is_custom(node.target) for node in calls):
+        return _settled(calls, make)
+    with found_by_running() as new:  # kernels of `Library.impl`
+        made = _settled(calls, make)
+    return _settled(calls, make) if new else made
+
+
+def _settled(calls: list[fx.Node], make: Make) -> fx.GraphModule:
     reach = reach_of(*(one for node in calls for one in given_to(node.target)))
     buffers = Reach(_buffers(reach))
     with _restored(buffers) as kept, _restored(reach) as before:
@@ -51,7 +60,7 @@ def _buffers(reach: Reach) -> list[Root]:
 
 
 def _is_users(target: Any) -> bool:
-    return isinstance(target, OpOverload) and (is_function(target) or is_custom(target))
+    return isinstance(target, OpOverload) and (is_function(target) or not is_plain_call(target))
 
 
 @contextmanager

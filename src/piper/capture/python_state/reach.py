@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from piper.capture.python_state.code_search import imported
+from piper.capture.python_state.operator_code import code_of_operators
 from piper.capture.python_state.ownership import (
     codes_of,
     file_of,
@@ -20,7 +21,6 @@ from piper.capture.python_state.ownership import (
     is_users_function,
 )
 from piper.capture.python_state.places import Place, Root, Walk, get
-from piper.capture.tracing_private import custom_operators
 
 _READ_BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "__getattribute__", "attrgetter",
                  "setattr", "delattr", "globals", "__getattr__"}  # fmt: skip
@@ -156,17 +156,9 @@ class _Search:
 def reach_of(*given: tuple[str, Any]) -> Reach:
     """What can be reached from a model and a loss function, by the name of each."""
     roots = [Root({"given": value}, "given", path, ()) for path, value in given]
-    reach = Reach([*roots, *_backwards_of_operators()])
+    reach = Reach([*roots, *code_of_operators()])
     _Search(reach).run()
     return reach
-
-
-def _backwards_of_operators() -> Iterator[Root]:
-    """Those of torch.library.custom_op, whose forwards run, and so read, in each step."""
-    for name, held in custom_operators():
-        for key in ("_backward_fn", "_setup_context_fn"):
-            if isinstance(held.get(key), FunctionType):
-                yield Root(held, key, f"the backward of {name}", ())
 
 
 def _functions(value: Any) -> Iterator[FunctionType]:
