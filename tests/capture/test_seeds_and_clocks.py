@@ -8,6 +8,8 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable
+from datetime import date as Date
+from datetime import datetime as Moment
 from random import SystemRandom
 from time import perf_counter
 
@@ -120,6 +122,22 @@ def tensor_of_a_clock(x: Tensor) -> Tensor:
     return x * torch.tensor(time.time() % 1)
 
 
+class Held:
+    """A clock as an attribute."""
+
+    def __init__(self) -> None:
+        self.clock = time.time
+
+    def now(self, x: Tensor) -> Tensor:
+        return x * (self.clock() // 60)
+
+
+def in_a_closure(clock: Callable[[], float]) -> Mix:
+    return lambda x: x * (clock() // 60)
+
+
+HELD, BOUND, DEADLINE = Held(), datetime.datetime.now, time.time() + 3600
+
 CLOCKS: dict[str, Mix] = {
     "time": lambda x: x * time.time(),
     "perf_counter": lambda x: x + perf_counter(),
@@ -132,6 +150,26 @@ CLOCKS: dict[str, Mix] = {
     "secrets": lambda x: x * secrets.randbelow(2**40),
     "SystemRandom": lambda x: x * SystemRandom().random(),
     "numpy without a seed": lambda x: x * float(np.random.default_rng().random()),
+    # Equal in two traces, one after the other:
+    "seconds": lambda x: x * int(time.time()),
+    "odd seconds": lambda x: x * (int(time.time()) % 2),
+    "nanoseconds in hours": lambda x: x * (time.time_ns() // 3_600_000_000_000),
+    "day": lambda x: x * datetime.date.today().toordinal(),
+    "year": lambda x: x * Date.today().year,
+    "hour": lambda x: x * (2.0 if datetime.datetime.now().hour < 12 else 1.0),
+    "in another zone": lambda x: x * Moment.now(datetime.UTC).day,
+    "weekend": lambda x: x if Moment.utcnow().weekday() >= 5 else -x,
+    "since a date": lambda x: x * (datetime.datetime.now() - datetime.datetime(2024, 1, 1)).days,
+    "formatted": lambda x: x * float(time.strftime("%Y")),
+    "fields": lambda x: x * time.localtime().tm_yday,
+    "text": lambda x: x * float(time.ctime()[-4:]),
+    "deadline": lambda x: x if time.time() < DEADLINE else -x,
+    "minutes of a process": lambda x: x * (perf_counter() // 60),
+    "coin": lambda x: x if secrets.randbelow(2) else -x,
+    "coin of numpy": lambda x: x * int(np.random.default_rng().integers(2)),
+    "held": HELD.now,
+    "in a closure": in_a_closure(time.monotonic),
+    "bound method": in_a_closure(lambda now=None: BOUND().timestamp() // 3600),
 }
 
 
@@ -153,6 +191,20 @@ class Timed(Net):
 
 def test_a_forward_may_measure_itself() -> None:
     capture(Timed(torch.tanh), F.mse_loss, (torch.zeros(2, 4), torch.zeros(2, 4)))
+
+
+def looks_at_dates(x: Tensor) -> Tensor:
+    started = datetime.datetime.now()
+    assert isinstance(started, datetime.datetime) and started.year > 2000
+    return x * (2 if (datetime.datetime.now() - started).days > 3 else 1)
+
+
+def test_a_date_that_seems_not_to_matter_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        captured(looks_at_dates)
+
+    assert caplog.text.count("asks for a date") == 1
+    assert type(datetime.datetime.now()) is Moment and time.time() < DEADLINE + 3600
 
 
 def test_numbers_with_a_seed_are_constants() -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 from piper.capture import refusals, tensor_refusals, torch_private, tracing_private
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
-from piper.capture.python_state.carried import Once
-from piper.capture.python_state.clocks import clock_in, read_clock
+from piper.capture.python_state.carried import Once, same_results
+from piper.capture.python_state.clocks import refuse_clocks
 from piper.capture.python_state.graph_equality import Numbering
 from piper.capture.python_state.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.python_state.snapshot import Snapshot
@@ -242,12 +242,13 @@ class Attempt:
                     self.judge(once)
             finally:
                 once.before.restore()
-            if clock := clock_in(self.reach):
-                again = self.once()
-                again.before.restore()
-                if not carried.same_results(once, again):
-                    raise read_clock(clock, self.reach)
+            refuse_clocks(self.reach, once.before, lambda: same_results(once, self.again()))
         return once
+
+    def again(self) -> Once:
+        again = self.once()
+        again.before.restore()
+        return again
 
     def judge(self, once: Once) -> None:
         """Refuse a forward whose next step would differ, unless buffers make it right."""
@@ -325,9 +326,8 @@ class Attempt:
 
 
 def _refuse_updated_inputs(batch: list[Tensor]) -> None:
-    for index, tensor in enumerate(batch):
-        if torch_private.was_updated(tensor):
-            raise refusals.changed_input(index)
+    for index in (k for k, one in enumerate(batch) if torch_private.was_updated(one)):
+        raise refusals.changed_input(index)
 
 
 def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
