@@ -21,7 +21,12 @@ from torch._subclasses.functional_tensor import (
 from torch.backends import opt_einsum
 from torch.fx import _symbolic_trace, traceback
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import PythonKeyTracer, get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import (
+    PythonKeyTracer,
+    get_proxy_mode,
+    get_proxy_slot,
+    make_fx,
+)
 
 from piper.capture import refusals
 from piper.capture.source_lines import current_line
@@ -73,6 +78,16 @@ def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:
         _hidden_writes_refused(),
     ):
         return traced(*args)
+
+
+def node_of(tensor: Tensor) -> fx.Node | None:
+    """What computes a tensor of a trace, with all that was written to it. None: not known."""
+    mode = get_proxy_mode()
+    if mode is None or not isinstance(tensor, FunctionalTensor):
+        return None
+    torch._sync(tensor)
+    slot = get_proxy_slot(inside_trace(tensor), mode.tracer, None)
+    return None if slot is None else slot.proxy.node
 
 
 @contextmanager

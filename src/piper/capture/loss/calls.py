@@ -45,7 +45,7 @@ class Call:
         given, twin = self.given.get(name), self.given_twin.get(name)
         if isinstance(given, fx.Node):
             return self.known[given]
-        if not isinstance(given, int | float) or given == twin:
+        if not isinstance(given, int | float) or given == twin or given != given:  # NaN
             return FIXED
         for power in (1, -1):
             if isinstance(twin, int | float) and twin == given * 2**power:

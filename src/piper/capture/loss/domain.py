@@ -60,7 +60,19 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class RowNumbers:
-    """0, 1, 2, ... for the rows of the microbatch: an index, and nothing else."""
+    """0, 1, 2, ... for the rows of the microbatch: an index, and nothing else.
+
+    With a mask, only where it chooses; one of several indices, if it has several dimensions.
+    """
+
+    mask: fx.Node | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many elements a mask chooses, or a multiple of it, as a number."""
+
+    mask: fx.Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +94,7 @@ class Mixed:
     """Depends on the rows in some other way."""
 
 
-Known = Fixed | Number | Rows | RowNumbers | Reduced | OfTotal | Mixed
+Known = Fixed | Number | Rows | RowNumbers | Size | Reduced | OfTotal | Mixed
 FIXED, MIXED, SUM, MEAN = Fixed(), Mixed(), Reduced(), Reduced((PerRow(),))
 
 

@@ -32,6 +32,7 @@ from piper.capture.python_state.function_caches import forgetting
 from piper.capture.torch_private import pytree
 from piper.capture.trace.arguments.outputs import Output
 from piper.capture.trace.forward import Traced
+from piper.capture.trace.replaced.calls import IN_PROOFS, ReplacedCalls
 
 LOSSES = ("cross_entropy_loss", "nll_loss_nd", "nll_loss")
 
@@ -166,7 +167,7 @@ def _traced_loss(
 
     described = [leaf for leaf in leaves if _is_tensor(leaf)]
     described += [(tuple(t.shape), t.dtype) for t in wanted if isinstance(t, Tensor)]
-    with torch_private.new_fake_mode(), forgetting():
+    with torch_private.new_fake_mode(), ReplacedCalls(IN_PROOFS), forgetting():
         sizes = [
             size if k - len(described) in kept else _times(size, rows, times)
             for k, (size, _) in enumerate(described)

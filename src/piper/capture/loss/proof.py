@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from piper.capture.fx_nodes import value
 from piper.capture.loss import labelled, shapes  # noqa: F401  (they fill RULES)
 from piper.capture.loss.calls import Call, shape
-from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, Rows
+from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, Rows, Size
 from piper.capture.loss.rules import RULES, base_name, elementwise, is_elementwise, works_along_rows
 from piper.capture.torch_private import OpOverload, is_mutable, pytree
 
@@ -51,6 +51,8 @@ def _result(call: Call, lenient: bool) -> Known:
     node = call.node
     inputs = [call.known[one] for one in node.all_input_nodes]
     if node.target is operator.getitem:
+        return inputs[0]
+    if node.target is operator.mul and len(inputs) == 1 and isinstance(inputs[0], Size):
         return inputs[0]
     if not isinstance(node.target, OpOverload):
         return FIXED if all(one == FIXED for one in inputs) else MIXED

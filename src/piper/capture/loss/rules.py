@@ -20,6 +20,7 @@ from piper.capture.loss.domain import (
     Reduced,
     RowNumbers,
     Rows,
+    Size,
     Total,
     plus,
     scaled,
@@ -99,6 +100,8 @@ def quotient(call: Call) -> Known:
         return elementwise(call)
     if isinstance(b, Number):
         return scaled(a, -b.power)
+    if isinstance(b, Size):
+        return over_chosen(a, Chosen(b.mask))
     if b == FIXED:
         return times_constant(call, a) if isinstance(a, Reduced) else linear(call, a, b)
     total, value = total_of(call, "other"), call.given["other"]
@@ -109,6 +112,16 @@ def quotient(call: Call) -> Known:
     if a == b == MEAN and call.is_own("other"):
         return Reduced((Total(value, value),))
     return elementwise(call)
+
+
+def over_chosen(known: Known, divisor: Chosen) -> Known:
+    """Divided by the number of elements that a mask chooses."""
+    match known:
+        case Reduced(()):
+            return Reduced((divisor,))
+        case Rows(dim, None, mask):
+            return Rows(dim, divisor, mask)
+    return MIXED
 
 
 def times_constant(call: Call, known: Reduced) -> Known:
@@ -207,7 +220,7 @@ def is_elementwise(node: fx.Node) -> bool:
 _ALSO = frozenset({
     "masked_fill", "log_sigmoid", "floor_divide", "dropout", "not_equal", "greater", "less",
     "greater_equal", "less_equal", "__and__", "__or__", "__xor__", "absolute", "clip", "fix",
-    "isclose", "isfinite", "logit", "where", "square", "softplus", "softshrink", "hardtanh",
+    "isclose", "isfinite", "logit", "square", "softplus", "softshrink", "hardtanh",
 })  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """What views, lookups and products do to rows."""
 
+import operator
+
 import torch
 from torch import fx
 
@@ -14,14 +16,17 @@ from piper.capture.loss.domain import (
     Reduced,
     RowNumbers,
     Rows,
+    Size,
     plus,
 )
-from piper.capture.loss.rules import rule
+from piper.capture.loss.rules import elementwise, rule
 
 
 @rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as")
 def another_shape(call: Call) -> Known:
     known = call.of("self")
+    if isinstance(known, RowNumbers):
+        return still_numbers(call, known)
     return call.viewed(known) if isinstance(known, Rows) else known
 
 
@@ -29,6 +34,8 @@ def another_shape(call: Call) -> Known:
 def moved_dimensions(call: Call) -> Known:
     """Which dimension of the result runs over rows is seen on a small tensor."""
     known = call.of("self")
+    if isinstance(known, RowNumbers):
+        return still_numbers(call, known)
     if not isinstance(known, Rows):
         return known
     before = shape(call.given["self"])
@@ -58,6 +65,8 @@ def broadcast(call: Call) -> Known:
 @rule("slice", "select", "narrow", "unfold", "split", "split_with_sizes", "chunk", "unbind")
 def part(call: Call) -> Known:
     known, dims = call.of("self"), call.dims() or [0]
+    if isinstance(known, RowNumbers):
+        return MIXED if 0 in dims else still_numbers(call, known)
     if not isinstance(known, Rows):
         return known
     whole = call.name == "slice" and shape(call.node) == shape(call.given["self"])
@@ -115,6 +124,40 @@ def numbers(call: Call) -> Known:
     return RowNumbers() if counts and shape(call.node) == (call.rows,) else MIXED
 
 
+@rule("nonzero", "nonzero_numpy", "argwhere")
+def chosen_numbers(call: Call) -> Known:
+    mask = call.given["self"]
+    if call.of("self") == FIXED:
+        return FIXED
+    return RowNumbers(mask) if call.of("self") == Rows(0) and is_own_mask(call, mask) else MIXED
+
+
+@rule("where")
+def where(call: Call) -> Known:
+    """With one argument, it is `nonzero`."""
+    if len(call.given) > 1:
+        return elementwise(call)
+    mask = call.given["condition"]
+    found = call.of("condition")
+    return RowNumbers(mask) if found == Rows(0) and is_own_mask(call, mask) else MIXED
+
+
+def still_numbers(call: Call, known: RowNumbers) -> Known:
+    """Those that a mask chooses have one column, and stay rows of it or lose it."""
+    if known.mask is None:
+        return known
+    return known if len(shape(known.mask)) == 1 and len(shape(call.node)) == 1 else MIXED
+
+
+@rule("sym_size", "sym_numel")
+def size(call: Call) -> Known:
+    known, dims = call.of("self"), call.dims()
+    if isinstance(known, Rows | RowNumbers) and known.mask is not None:
+        rows = known.dim if isinstance(known, Rows) else 0
+        return Size(known.mask) if dims is None or rows in dims else MIXED
+    return FIXED if known == FIXED else MIXED
+
+
 # Lookups and products
 
 
@@ -124,12 +167,31 @@ def indexed(call: Call) -> Known:
     known = [FIXED if one is None else call.known[one] for one in indices]
     if source == FIXED and len(indices) == 1:
         return known[0] if isinstance(known[0], Rows) else FIXED if known[0] == FIXED else MIXED
-    if isinstance(source, Rows) and isinstance(known[0], RowNumbers) and source.dim == 0:
+    first = known[0]
+    if isinstance(first, RowNumbers) and first.mask is not None:
+        return by_numbers(call, source, indices, first.mask)
+    if isinstance(source, Rows) and isinstance(first, RowNumbers) and source.dim == 0:
         rest = all(one == FIXED or one == Rows(0) for one in known[1:])
         return call.checked(Rows(0)) if rest and source == Rows(0) else MIXED
-    if source == known[0] == Rows(0) and len(indices) == 1:
+    if source == first == Rows(0) and len(indices) == 1:
         return chosen(call, indices[0])
     return MIXED
+
+
+def by_numbers(call: Call, source: Known, indices: list[fx.Node | None], mask: fx.Node) -> Known:
+    """All numbers of a mask, in their order: the elements that it chooses."""
+    several = len(shape(mask))
+    if source != Rows(0) or len(indices) != several:
+        return MIXED
+    if several > 1 and not all(map(is_part, indices, range(several))):
+        return MIXED
+    makers = {one.args[0] if several > 1 else one for one in indices if one is not None}
+    return Rows(0, None, mask) if len(makers) == 1 else MIXED
+
+
+def is_part(node: fx.Node | None, place: int) -> bool:
+    """Whether it is this part of what another node returns."""
+    return node is not None and node.target is operator.getitem and node.args[1] == place
 
 
 @rule("masked_select")
@@ -140,8 +202,11 @@ def selected(call: Call) -> Known:
 
 
 def chosen(call: Call, mask: fx.Node) -> Known:
-    is_mask = value(mask).dtype is torch.bool
-    return Rows(0, None, mask) if is_mask and mask in call.own else MIXED
+    return Rows(0, None, mask) if is_own_mask(call, mask) else MIXED
+
+
+def is_own_mask(call: Call, mask: fx.Node) -> bool:
+    return value(mask).dtype is torch.bool and mask in call.own
 
 
 @rule("gather", "take_along_dim", "scatter", "scatter_add")
@@ -162,6 +227,8 @@ def lookup(call: Call) -> Known:
     name = {"embedding": "indices", "one_hot": "self", "index_select": "index"}[call.name]
     index, tables = call.of(name), [call.of(other) for other in call.tensors if other != name]
     along = call.dims() if call.name == "index_select" else [0]
+    if isinstance(index, RowNumbers) and index.mask is not None and along == [0]:
+        return by_numbers(call, tables[0], [call.given[name]], index.mask)
     if any(table != FIXED for table in tables) or along != [0]:
         return MIXED
     return index if index == FIXED or (isinstance(index, Rows) and index.over is None) else MIXED

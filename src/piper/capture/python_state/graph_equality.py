@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from piper.capture.torch_private import MODE_SWITCHES, constant_of, is_real, pytree
+from piper.capture.torch_private import (
+    ENTER_AUTOCAST,
+    MODE_SWITCHES,
+    constant_of,
+    is_real,
+    pytree,
+)
 
 SMALL = 2**20  # elements of a constant that are compared by value
 
@@ -53,6 +59,20 @@ class Numbering:
         if isinstance(key, int):
             return key
         return self.table.setdefault(key, len(self.table))
+
+
+def computed_alike(node: fx.Node, number: Callable[[fx.Node], Any]) -> Any:
+    """The same for nodes of one graph that must compute the same; else, the node itself.
+
+    `number`: that of its arguments. Random numbers differ, and so may the results of any operator
+    that is not torch's own. autocast changes what operators compute.
+    """
+    own = node.target is operator.getitem or getattr(node.target, "namespace", "") == "aten"
+    random = torch.Tag.nondeterministic_seeded in _tags(node)
+    converted = node.graph.find_nodes(op="call_function", target=ENTER_AUTOCAST, sort=False)
+    if node.op != "call_function" or not own or random or converted:
+        return node
+    return node.target, _frozen((node.args, node.kwargs), number)
 
 
 def switches(root: fx.GraphModule) -> list[Any]:

@@ -14,7 +14,7 @@ from piper.capture.python_state.function_caches import forgetting
 from piper.capture.trace import functions, side_effects
 from piper.capture.trace.conversions import converting
 from piper.capture.trace.decisions.seeds import refusing_seeds
-from piper.capture.trace.replaced_calls import ReplacedCalls
+from piper.capture.trace.replaced.calls import ReplacedCalls
 
 
 @contextmanager

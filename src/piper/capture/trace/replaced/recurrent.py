@@ -1,4 +1,4 @@
-"""Functions of torch that a trace replaces by others that compute the same, or refuses."""
+"""Recurrent layers one by one, with dropout between them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,25 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from piper.capture import refusals
-from piper.capture.kernels.ctc import CTC
 from piper.capture.kernels.lstm import LSTM
-from piper.capture.source_lines import current_line
-from piper.capture.torch_private import is_real
 
 Layer = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, Sequence[Tensor]]]
-
-
-class ReplacedCalls(torch.overrides.TorchFunctionMode):
-    """Recurrent layers one by one, the CTC loss with lengths as tensors."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        other = REPLACED.get(getattr(func, "__name__", ""))
-        found = other(func, *args, **(kwargs or {})) if other else NotImplemented
-        return func(*args, **(kwargs or {})) if found is NotImplemented else found
-
-
-# Recurrent layers
 
 
 def lstm(func: Any, x: Tensor, hx: Any, weights: Any, *rest: Any) -> Any:
@@ -67,7 +51,7 @@ def halves(weights: Sequence[Tensor], both: bool) -> list[Sequence[Tensor]]:
     return [weights[:half], weights[half:]]
 
 
-def other(func: Any, x: Tensor, hx: Any, weights: Any, *rest: Any) -> Any:
+def recurrent(func: Any, x: Tensor, hx: Any, weights: Any, *rest: Any) -> Any:
     """With dropout between its layers, each layer is a call of its own."""
     if isinstance(weights, Tensor) or len(rest) != 6:
         return NotImplemented  # packed
@@ -104,63 +88,3 @@ def dropped(x: Tensor, p: float, time_first: bool) -> Tensor:
     if not time_first:
         return functional.dropout(x, p)
     return functional.dropout(x.transpose(0, 1), p).transpose(0, 1)
-
-
-def packed(func: Any, *args: Any) -> Any:
-    raise refusals.packed(current_line())
-
-
-# The CTC loss
-
-
-def ctc(
-    func: Any, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any,
-    blank: int = 0, reduction: str | int = "mean", zero_infinity: bool = False,
-) -> Tensor:  # fmt: skip
-    single = log_probs.dim() == 2
-    if single:
-        log_probs, targets = log_probs.unsqueeze(1), targets.unsqueeze(0)
-    inputs, lengths = (
-        torch.as_tensor(one, device=log_probs.device).reshape(-1)
-        for one in (input_lengths, target_lengths)
-    )
-    losses = CTC(log_probs, targets, inputs, lengths, blank, zero_infinity)
-    if zero_infinity:
-        losses = torch.where(losses.isinf(), torch.zeros_like(losses), losses)
-    if reduction in ("mean", 1):
-        return (losses / lengths.clamp(min=1).to(losses.dtype)).mean()
-    if reduction in ("sum", 2):
-        return losses.sum()
-    return losses[0] if single else losses
-
-
-# Values in Python
-
-
-def as_python(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Lists and arrays of a tensor that has no values: torch raises errors of its own."""
-    try:
-        return func(tensor, *args, **kwargs)
-    except (RuntimeError, TypeError) as error:
-        if is_real(tensor):
-            raise
-        raise refusals.value_wanted(current_line()) from error
-
-
-def without_chunks(func: Any, *args: Any, options: Any = None, **kwargs: Any) -> Any:
-    """In chunks, torch computes the gradient in the forward, where a trace does not see it."""
-    return NotImplemented if options is None else func(*args, **kwargs)
-
-
-REPLACED: dict[str, Callable[..., Any]] = {
-    "lstm": lstm,
-    "gru": other,
-    "rnn_tanh": other,
-    "rnn_relu": other,
-    "ctc_loss": ctc,
-    "linear_cross_entropy": without_chunks,
-    "_pack_padded_sequence": packed,
-    "tolist": as_python,
-    "numpy": as_python,
-    "__array__": as_python,
-}

@@ -1,0 +1,1 @@
+"""Functions of torch that a trace replaces."""

@@ -1,0 +1,62 @@
+"""Functions of torch that a trace replaces by others that compute the same, or refuses."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piper.capture import refusals
+from piper.capture.source_lines import current_line
+from piper.capture.torch_private import is_real
+from piper.capture.trace.replaced.equal_masks import EqualMasks
+from piper.capture.trace.replaced.losses import ctc, gaussian
+from piper.capture.trace.replaced.recurrent import lstm, recurrent
+
+
+class ReplacedCalls(torch.overrides.TorchFunctionMode):
+    """Recurrent layers one by one, the CTC loss with lengths as tensors, equal masks as one."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]] | None = None) -> None:
+        super().__init__()
+        self.functions = {**(REPLACED if functions is None else functions), **EqualMasks().calls}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        other = self.functions.get(getattr(func, "__name__", ""))
+        found = other(func, *args, **(kwargs or {})) if other else NotImplemented
+        return func(*args, **(kwargs or {})) if found is NotImplemented else found
+
+
+def packed(func: Any, *args: Any) -> Any:
+    raise refusals.packed(current_line())
+
+
+def as_python(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Lists and arrays of a tensor that has no values: torch raises errors of its own."""
+    try:
+        return func(tensor, *args, **kwargs)
+    except (RuntimeError, TypeError) as error:
+        if is_real(tensor):
+            raise
+        raise refusals.value_wanted(current_line()) from error
+
+
+def without_chunks(func: Any, *args: Any, options: Any = None, **kwargs: Any) -> Any:
+    """In chunks, torch computes the gradient in the forward, where a trace does not see it."""
+    return NotImplemented if options is None else func(*args, **kwargs)
+
+
+IN_PROOFS: dict[str, Callable[..., Any]] = {"gaussian_nll_loss": gaussian}  # rules know the rest
+REPLACED: dict[str, Callable[..., Any]] = {
+    **IN_PROOFS,
+    "lstm": lstm,
+    "gru": recurrent,
+    "rnn_tanh": recurrent,
+    "rnn_relu": recurrent,
+    "ctc_loss": ctc,
+    "linear_cross_entropy": without_chunks,
+    "_pack_padded_sequence": packed,
+    "tolist": as_python,
+    "numpy": as_python,
+    "__array__": as_python,
+}
