@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import torch
 from draws import every
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -47,6 +48,48 @@ def renormed(h: Tensor) -> Tensor:
     return h + F.embedding(torch.arange(WIDTH).repeat(ROWS)[:ROWS], h[:WIDTH] * 2, max_norm=0.5)
 
 
+def each_part(h: Tensor) -> None:
+    for part in h.chunk(2, -1):
+        part.clamp_(-0.3, 0.3)
+
+
+def each_row(h: Tensor) -> None:
+    for row in h:
+        row.mul_(0.5)
+
+
+def view_lives(h: Tensor) -> Tensor:
+    """The tensor that was detached is gone, a view of it with the history lives."""
+    other, h = h.detach(), h.view(-1)
+    other.clamp_(-0.3, 0.3)
+    return h.view(ROWS, WIDTH)
+
+
+def filled_later(h: Tensor) -> Tensor:
+    filled = torch.zeros_like(h)
+    other = filled.detach()
+    filled.copy_(h)
+    other.clamp_(-0.3, 0.3)
+    return filled
+
+
+def a_part_filled_later(h: Tensor) -> Tensor:
+    filled = torch.zeros_like(h)
+    first, other = filled[:, 0], filled.data
+    filled[:, 1:] = h[:, 1:]
+    with torch.no_grad():
+        first.add_(1.0)
+    other.mul_(0.5)
+    return filled
+
+
+def viewed_unseen(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        part = h[:, 1:]
+    part.mul_(0.5)
+    return h
+
+
 WRITES: dict[str, Callable[[Tensor], object]] = {
     "clamped": lambda h: h.clamp_(-0.3, 0.3),
     "scaled": lambda h: h.mul_(0.5),
@@ -58,6 +101,10 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
     "masked": lambda h: h.masked_fill_(h > 0, 0.1),
     "by out": lambda h: torch.mul(h.detach(), 2, out=h),
     "for each": lambda h: torch._foreach_mul_([h], 0.5),
+    "parts": each_part,
+    "parts, for each": lambda h: torch._foreach_mul_(h.split(2, -1), 0.5),
+    "columns": lambda h: h.unbind(1)[0].zero_(),
+    "rows": each_row,
 }
 HIDDEN: dict[str, Change] = {
     **{f"no_grad, {name}": unseen(write) for name, write in WRITES.items()},
@@ -69,6 +116,10 @@ HIDDEN: dict[str, Change] = {
     "detached": by_data(WRITES["clamped"], lambda h: h.detach()),
     "a detached slice": by_data(WRITES["scaled"], lambda h: h[1:].detach()),
     "an embedding's norm": renormed,
+    "a view lives": view_lives,
+    "filled later": filled_later,
+    "a part filled later": a_part_filled_later,
+    "viewed under no_grad": viewed_unseen,
 }
 
 
@@ -99,6 +150,29 @@ def new_tensor(h: Tensor) -> Tensor:
     return h * other
 
 
+def written_by_a_view(h: Tensor) -> Tensor:
+    filled = torch.zeros_like(h)
+    first = filled[:, 0]
+    first.copy_(h[:, 0] * 2)
+    with torch.no_grad():
+        scale = filled.mean()
+    filled[:, 1:] = h[:, 1:]
+    return filled * (1 + scale)
+
+
+def read_after_a_write(h: Tensor) -> Tensor:
+    first = h[:, 0]
+    h.mul_(2.0)
+    return torch.cat([first[:, None], h[:, 1:]], 1) * first.detach().mean()
+
+
+def each_seen(h: Tensor) -> Tensor:
+    h = h.clone()
+    for k in range(WIDTH):
+        h[:, k].mul_(k)
+    return h
+
+
 SEEN: dict[str, Change] = {
     "in place": lambda h: h.mul_(0.5).clamp_(-0.3, 0.3),
     "a slice": lambda h: h.clone().index_fill_(1, torch.tensor([0]), 0.0),
@@ -106,6 +180,9 @@ SEEN: dict[str, Change] = {
     "a scale": of_another,
     "nothing but detached": only_detached,
     "a new tensor": new_tensor,
+    "by a view": written_by_a_view,
+    "read after a write": read_after_a_write,
+    "each column": each_seen,
     "passed by": lambda h: h + (h.clamp(-0.3, 0.3) - h).detach(),
 }
 
@@ -122,27 +199,27 @@ class Net(nn.Module):
         return self.last(torch.tanh(self.change(2 * self.first(x))))
 
 
-X, Y = torch.randn(2, ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+def batch(seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(2, ROWS, WIDTH, dtype=torch.float64, generator=draw)
+    return x, y
+
+
+BATCHES = [batch(seed) for seed in range(3)]
 
 
 @pytest.mark.parametrize("change", every(4, HIDDEN.values(), HIDDEN))
 def test_a_write_that_autograd_does_not_see_is_refused(change: Change) -> None:
     with pytest.raises(CaptureError, match="writes in place to a tensor that has a gradient"):
-        rehearse(Net(change), F.mse_loss, None, [(X, Y)], optimizer=SGD)
+        rehearse(Net(change), F.mse_loss, None, BATCHES[:1], optimizer=SGD)
 
 
 @pytest.mark.parametrize("change", SEEN.values(), ids=SEEN)
 def test_other_writes_are_those_of_eager_training(change: Change) -> None:
     model = Net(change)
-    optimizer, losses = SGD(model.parameters()), []
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(X), Y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(SGD(model.parameters()), BATCHES, lambda x, y: F.mse_loss(model(x), y))
 
-    found = rehearse(Net(change), F.mse_loss, None, [(X, Y)] * 2, optimizer=SGD)
+    found = rehearse(Net(change), F.mse_loss, None, BATCHES, optimizer=SGD)
 
     assert found.losses == pytest.approx(losses, rel=1e-12)
     for name, wanted in model.state_dict().items():

@@ -320,17 +320,6 @@ def changed_tensor(name: str) -> CaptureError:
     )
 
 
-def hidden_write(where: str) -> CaptureError:
-    return refusal(
-        where or "model",
-        "it writes in place to a tensor that has a gradient, where autograd does not see it (under "
-        "no_grad, or by .data or detach()): gradients pass by what is written, which a captured "
-        "step would not repeat",
-        "write `x = x + (new - x).detach()` to let gradients pass by; write in place outside of "
-        "no_grad if they should follow; use a .clone() of what is detached if x keeps its value",
-    )
-
-
 def foreign_write(where: str) -> CaptureError:
     return refusal(
         where,
@@ -345,10 +334,6 @@ def changed_input(index: int) -> CaptureError:
         f"its forward writes to tensor {index} of the batch",
         "write to a copy: x = x.clone()",
     )
-
-
-def inference_mode() -> CaptureError:
-    return refusal(current_line(), "inference_mode is not supported", "use torch.no_grad()")
 
 
 def mixed_rows(where: str) -> CaptureError:

@@ -34,7 +34,8 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [  # re-exported
-    "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "is_lazy", "pytree",
+    "FunctionalTensor", "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "is_lazy",
+    "pytree",
 ]  # fmt: skip
 
 LINE = "piper_line"  # the key of the user's line in a node's meta

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, SimpleNamespace
 from typing import Any
-from weakref import ref as Ref
 
 import torch
 import torch._dynamo  # torch would load it at the first optimizer, or in the middle of a trace
@@ -14,7 +13,6 @@ from torch._dispatch.python import enable_python_dispatcher as enable_python_dis
 from torch._library.autograd import Info
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.functional_tensor import (
-    FunctionalTensor,
     FunctionalTensorMode,
     dispatch_functionalize,
 )
@@ -28,11 +26,13 @@ from torch.fx.experimental.proxy_tensor import (
     make_fx,
 )
 
-from piper.capture import refusals
+from piper.capture import autograd_refusals
+from piper.capture.hidden_writes import Families
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
     LINE,
     VALUE_WANTED,
+    FunctionalTensor,
     OpOverload,
     inside_trace,
     is_mutable,
@@ -41,8 +41,6 @@ from piper.capture.torch_private import (
     mark_backward,
     named_arguments,
     pytree,
-    storage_id,
-    writes,
 )
 
 # torch has derivatives for these, and in traces takes a decomposition instead, which is slower and,
@@ -92,24 +90,18 @@ def node_of(tensor: Tensor) -> fx.Node | None:
 
 @contextmanager
 def _hidden_writes_refused() -> Iterator[None]:
-    """In-place operations become functions, with the gradients that these have.
-
-    A write to a tensor with a history that autograd does not see, under `no_grad` or by `.data`,
-    leaves this history as it was: gradients pass by. Those of a function cannot.
-    """
-    original, views = FunctionalTensorMode.__torch_dispatch__, _ViewsWithHistory()
+    original, families = FunctionalTensorMode.__torch_dispatch__, Families()
 
     def __torch_dispatch__(
         self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if isinstance(func, OpOverload) and writes(func):
-            for one in written_by(func, args, kwargs or {}):
-                if views.is_hidden(one):
-                    raise refusals.hidden_write(current_line())
-            return original(self, func, types, args, kwargs)
+        written = written_by(func, args, kwargs or {}) if isinstance(func, OpOverload) else []
+        if families.are_passed_by(written):
+            raise autograd_refusals.hidden_write(current_line())
         found = original(self, func, types, args, kwargs)
-        if isinstance(found, FunctionalTensor):
-            views.add(args, memory_of(found))
+        if torch.is_grad_enabled():
+            families.written(written)
+        families.computed(func, args, found)
         return found
 
     FunctionalTensorMode.__torch_dispatch__ = __torch_dispatch__
@@ -117,33 +109,6 @@ def _hidden_writes_refused() -> Iterator[None]:
         yield
     finally:
         FunctionalTensorMode.__torch_dispatch__ = original
-
-
-class _ViewsWithHistory(dict[int, list[Ref]]):
-    """By memory: tensors with a history of which there are views."""
-
-    def add(self, args: Any, memory: int) -> None:
-        for one in args:
-            if has_history(one) and memory_of(one) == memory:
-                self.setdefault(memory, []).append(Ref(one))
-
-    def is_hidden(self, written: Tensor) -> bool:
-        """Whether a write leaves the history of a tensor as it is, or that of one that it views."""
-        if has_history(written):
-            return not torch.is_grad_enabled()
-        known = self.get(memory_of(written), ()) if isinstance(written, FunctionalTensor) else ()
-        return any(one() is not None for one in known)
-
-
-def has_history(one: Any) -> bool:
-    """Whether a gradient flows through a tensor of a trace to others."""
-    inside = inside_trace(one) if isinstance(one, FunctionalTensor) else None
-    return inside is not None and inside.requires_grad and not inside.is_leaf
-
-
-def memory_of(one: FunctionalTensor) -> int:
-    """The same for all views."""
-    return storage_id(one.elem)
 
 
 @contextmanager
@@ -338,6 +303,11 @@ def _swapped_kernel(op: OpOverload, kernel: Callable | None) -> Callable | None:
         op.py_kernels[DispatchKey.Autograd] = kernel
     op._dispatch_cache.clear()
     return found
+
+
+def mark_parameter(tensor: Tensor) -> None:
+    """While a model is traced, tensors of the trace are its parameters: `isinstance` says so."""
+    tensor._is_param = True
 
 
 def written_by(operator: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:

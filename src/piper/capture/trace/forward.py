@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from piper.capture import refusals, tensor_refusals, torch_private, tracing_private
+from piper.capture import refusals, tensor_refusals, torch_private
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once, same_results
@@ -18,7 +18,7 @@ from piper.capture.python_state.clocks import refuse_clocks
 from piper.capture.python_state.graph_equality import Numbering
 from piper.capture.python_state.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.python_state.snapshot import Snapshot
-from piper.capture.source_lines import is_nested, is_transformed, line_of
+from piper.capture.source_lines import line_of
 from piper.capture.trace import float8, side_effects
 from piper.capture.trace.arguments.call_arguments import own_loss, split
 from piper.capture.trace.arguments.inputs import Inputs, inputs_of
@@ -39,7 +39,7 @@ from piper.capture.trace.model_copy import (
     throw_away,
     with_own_children,
 )  # fmt: skip
-from piper.capture.trace.tracing import tracing
+from piper.capture.trace.tracing import graph_of, tracing
 from piper.errors import CaptureError
 from piper.ir.placement.placements import Placement
 from piper.ir.values import TensorSpec
@@ -288,7 +288,7 @@ class Attempt:
         own = with_own_children(self.modules, self.view) if itself else nullcontext()
         with own, tracing(self.model, self.runs, self.mode, self.precision), decisions:
             before = Snapshot(self.reach)
-            root = _trace(forward, *self.fakes())
+            root = graph_of(forward, *self.fakes())
         kept, count = left[-1].traced(), len(decisions.marks)
         return Once(root, tuple(self.updated), before, left[-1], kept, count)
 
@@ -328,27 +328,6 @@ class Attempt:
 def _refuse_updated_inputs(batch: list[Tensor]) -> None:
     for index in (k for k, one in enumerate(batch) if torch_private.was_updated(one)):
         raise refusals.changed_input(index)
-
-
-def _trace(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
-    try:
-        root = tracing_private.trace_forward(forward, *args)
-        side_effects.refuse_transforms(root.graph)
-        return root
-    except CaptureError:
-        raise
-    except torch_private.VALUE_WANTED as error:
-        raise refusals.value_wanted(line_of(error.__traceback__)) from error
-    except Exception as error:
-        at = line_of(error.__traceback__)
-        if torch_private.is_generator_error(error):
-            raise refusals.own_generator(at) from error
-        if is_transformed(error.__traceback__):
-            raise refusals.transformed(at) from error
-        if is_nested(error.__traceback__):
-            raise refusals.packed(at, "nested tensors") from error
-        error.add_note(f"{at}: raised while Piper traced the model on tensors without values")
-        raise
 
 
 def model_output(

@@ -14,6 +14,7 @@ from piper.capture.python_state.places import Place, Walk, children, is_leaf
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.torch_private import own_modules
 from piper.capture.trace import side_effects
+from piper.capture.tracing_private import mark_parameter
 
 COPIED = 2**24  # elements of an attribute; larger ones are shared with the trace
 
@@ -66,6 +67,9 @@ def run_with(view: nn.Module, state: dict[str, Tensor], *given: Any) -> Any:
     the call."""
     own = (vars(one)[name] for one in view.modules() for name in ("_parameters", "_buffers"))
     kept = [(one, dict(one)) for one in own]
+    for name, _ in view.named_parameters(remove_duplicate=False):
+        if name in state:
+            mark_parameter(state[name])
     try:
         return torch.func.functional_call(view, state, *given)
     finally:

@@ -18,7 +18,6 @@ from piper.capture.torch_private import (
     constant_of,
     has_global_hooks,
     has_hooks,
-    inside_trace,
     is_compiled,
     is_distributed,
     is_lazy,
@@ -27,7 +26,6 @@ from piper.capture.torch_private import (
     pytree,
     version_of,
 )
-from piper.capture.trace.arguments.layouts import hear
 
 
 def refuse_hooks(model: nn.Module) -> None:
@@ -169,62 +167,7 @@ def refuse_transforms(graph: fx.Graph) -> None:
             raise refusals.transformed(line(node))
 
 
-_HISTORY = (torch.Tensor.requires_grad, torch.Tensor.grad_fn, torch.Tensor.is_leaf)
-
-
-class AsInEager(torch.overrides.TorchFunctionMode):
-    """What a trace would not see, or see otherwise, is done as in eager training, or refused.
-
-    One mode for all: every call of torch passes through each that is open.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        hear(func, args)
-        property = getattr(func, "__self__", None)
-        if property is torch.Tensor.data:  # it leaves no node; detach means the same here, and does
-            return args[0].detach()
-        if property in _HISTORY and func.__name__ == "__get__":
-            return func(inside_trace(args[0]))  # what a model sees has no history; this has
-        if func is torch.nn.functional.dropout:
-            return _dropout(*args, **(kwargs or {}))
-        refuse_gradients(func)
-        if func is torch.Tensor.retain_grad:  # nothing reads it in a step
-            return None
-        return func(*args, **(kwargs or {}))
-
-
-def refuse_gradients(func: Any) -> None:
-    """Activations of a trace have no gradients that a hook or a derivative could see."""
-    if func in (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook):
-        raise refusals.gradient_hook(current_line())
-    if func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
-        raise refusals.own_backward()
-
-
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """In place, it would be traced as the numbers it draws, so it runs on a copy."""
-    found = torch.nn.functional.dropout(input, p, training)
-    return input.copy_(found) if inplace else found
-
-
 def is_torchs_own(file: str) -> bool:
     """Whether the caller is torch itself. Its decorators call on behalf of the user."""
     path = Path(file)
     return Path(torch.__file__).parent in path.parents and path.name != "_contextlib.py"
-
-
-@contextmanager
-def no_inference_mode() -> Iterator[None]:
-    """inference_mode leaves no node in a trace, and gradients would flow through it."""
-    original = torch.inference_mode.__enter__
-
-    def enter(self: Any) -> None:
-        if not is_torchs_own(sys._getframe(1).f_code.co_filename):
-            raise refusals.inference_mode()
-        original(self)
-
-    torch.inference_mode.__enter__ = enter
-    try:
-        yield
-    finally:
-        torch.inference_mode.__enter__ = original
