@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from enum import Enum
 from fractions import Fraction
 from hashlib import sha256
+from io import BytesIO, IOBase, StringIO
 from itertools import chain, count
 from logging import Logger
 from marshal import dumps as marshalled
@@ -52,6 +53,8 @@ def token(value: Any) -> Token:
         return (kind.__name__, value.getstate())
     if isinstance(value, bytearray):
         return (kind.__name__, bytes(value))
+    if isinstance(value, IOBase):
+        return (kind.__name__, *_of_file(value))
     if isinstance(value, Iterator):
         return (kind.__name__, _position(value))
     if callable(value) and hasattr(value, "__qualname__"):  # a function or class of a library
@@ -99,6 +102,15 @@ def _content(value: Tensor) -> Token:
     for at in range(0, size - part, size // PARTS):
         found = zlib.crc32(ctypes.string_at(start + at, part), found)
     return start, found
+
+
+def _of_file(value: Any) -> Token:
+    """Where it is, and what is in it if it is in memory."""
+    with suppress(Exception):  # closed, or a pipe
+        text = value.getvalue() if isinstance(value, StringIO | BytesIO) else ""
+        data = text.encode() if isinstance(text, str) else text
+        return value.tell(), sha256(data).hexdigest()
+    return (value.closed,)
 
 
 def _position(value: Iterator[Any]) -> Any:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from piper.capture.python_state.places import Root
 from piper.capture.python_state.reach import Reach, places, reach_of
 from piper.capture.python_state.snapshot import Change
-from piper.capture.torch_private import GLOBAL_HOOKS, own_buffers, own_parameters
+from piper.capture.python_state.tensor_attributes import attribute_roots
+from piper.capture.torch_private import GLOBAL_HOOKS, is_real, own_buffers, own_parameters
 
 Loss = Callable[[Any, Any], Tensor]
 OWNER = "(loss)"  # no module of a model can have this name
@@ -30,7 +31,16 @@ def reach_of_both(model: nn.Module, loss_fn: Any) -> Reach:
         held = own_buffers(module)
         reach.roots += [Root(held, name, f"loss_fn.{path}.{name}", (name,)) for name in held]
     reach.names.update(name for root in reach.roots for name in root.names)
+    reach.roots += attribute_roots(tensors_of(model, loss_fn, reach))
     return reach
+
+
+def tensors_of(model: nn.Module, loss_fn: Any, reach: Reach) -> list[tuple[str, Tensor]]:
+    """Parameters, buffers, and other tensors that code may read, each with a path."""
+    own = [one for one in (model, loss_fn) if isinstance(one, nn.Module)]
+    named = [each for one in own for each in (*one.named_parameters(), *one.named_buffers())]
+    named += [(place.path, place.value) for place in reach.tensors]
+    return list({id(one): (path, one) for path, one in named if is_real(one)}.values())
 
 
 def reach_with_others(model: nn.Module, loss_fn: Any) -> Reach:

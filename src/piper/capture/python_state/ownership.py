@@ -11,12 +11,21 @@ from piper.capture.source_lines import is_users
 
 # Of Python's own classes, those that hold what a program puts into them.
 _HOLDERS = {"argparse", "collections", "dataclasses", "functools", "multiprocessing", "queue",
-            "types", "weakref", "_weakrefset"}  # fmt: skip
+            "types", "weakref", "_thread", "_weakrefset"}  # fmt: skip
 
 
 def is_own_function(value: Any) -> bool:
     """Whether a function is the user's own, and not that of a library."""
-    return isinstance(value, FunctionType) and is_own_file(value.__code__.co_filename)
+    return isinstance(value, FunctionType) and (
+        is_own_file(value.__code__.co_filename) or is_executed(value)
+    )
+
+
+def is_executed(function: FunctionType) -> bool:
+    """Whether the user's code made it by `exec`, as dataclasses do for their methods."""
+    scope = function.__globals__
+    file = scope.get("__file__") or "<user>"
+    return function.__code__.co_filename == "<string>" and is_own_file(file)
 
 
 @cache

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MappingProxyType, MethodType
 from typing import Any
+from weakref import ref as Weak
 
 from torch import Tensor, nn
 
@@ -60,6 +61,7 @@ class Walk:
 
     seen: dict[int, Place] = field(default_factory=dict)  # by id of the value, which stays alive
     met: list[Any] = field(default_factory=list)  # functions and classes on the way
+    tensors: list["Place"] = field(default_factory=list)
 
     def of(self, roots: Iterable[Root]) -> Iterator[Place]:
         for root in roots:
@@ -72,6 +74,8 @@ class Walk:
             place = stack.pop()
             yield place
             value = place.value
+            if isinstance(value, Tensor):
+                self.tensors.append(place)
             if is_leaf(value) or id(value) in self.seen:
                 continue
             self.seen[id(value)] = place
@@ -118,7 +122,7 @@ def is_leaf(value: Any) -> bool:
 
 
 _HOLDING = (nn.Module, dict, list, tuple, deque, CellType, MethodType, partial, staticmethod,
-            classmethod, property)  # fmt: skip
+            classmethod, property, MappingProxyType, Weak)  # fmt: skip
 
 
 def _has_fields(value: Any) -> bool:
@@ -152,9 +156,18 @@ def children(value: Any) -> list[tuple[Any, Any]]:
             return [("__func__", value.__func__)]
         case property():
             return [("fget", value.fget), ("fset", value.fset), ("fdel", value.fdel)]
+        case MappingProxyType():
+            return list(value.items())
+        case Weak():
+            return [("()", value())]
         case type():
-            return [(key, one) for key, one in vars(value).items() if key not in _OF_CLASSES]
+            own = [(key, one) for key, one in vars(value).items() if key not in _OF_CLASSES]
+            return [*own, *_of_metaclass(type(value))]
     return _fields(value)
+
+
+def _of_metaclass(kind: type) -> list[tuple[Any, Any]]:
+    return [("__class__", kind)] if is_own_class(kind) else []
 
 
 def items_of(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
@@ -197,7 +210,7 @@ def _fields(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-_WRAPPERS = (CellType, MethodType, partial, staticmethod, classmethod, property)
+_WRAPPERS = (CellType, MethodType, partial, staticmethod, classmethod, property, Weak)
 
 
 def below(place: Place, key: Any, value: Any) -> Place:
@@ -205,7 +218,7 @@ def below(place: Place, key: Any, value: Any) -> Place:
     holder = place.value
     if isinstance(holder, dict | list | tuple | deque) and not isinstance(key, str):
         return Place(holder, key, f"{place.path}[{key!r}]", place.names, value)
-    if isinstance(holder, dict):
+    if isinstance(holder, dict | MappingProxyType):
         return Place(holder, key, f"{place.path}[{key!r}]", place.names, value)
     if isinstance(holder, _WRAPPERS):
         return Place(holder, key, place.path, place.names, value)
@@ -250,6 +263,8 @@ def put(container: Any, key: Any, value: Any) -> None:
         case FunctionType() if key not in vars(container):
             return
         case tuple() | MethodType() | partial() | staticmethod() | classmethod() | property():
+            return
+        case MappingProxyType() | Weak():
             return
         case _ if value is ABSENT:
             delattr(container, key)

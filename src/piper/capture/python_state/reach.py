@@ -4,6 +4,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from logging import Logger
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ from piper.capture.python_state.ownership import (
     codes_of,
     file_of,
     is_own_class,
-    is_own_file,
+    is_own_function,
     is_own_module,
     is_users_class,
     is_users_function,
@@ -24,6 +25,8 @@ from piper.capture.python_state.places import Place, Root, Walk, get
 
 _READ_BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "__getattribute__", "attrgetter",
                  "setattr", "delattr", "globals", "__getattr__"}  # fmt: skip
+
+_DATA = (bool, int, float, str, list, tuple, Logger)  # of Python's own modules: sys.argv
 
 
 @dataclass
@@ -34,6 +37,7 @@ class Reach:
     codes: dict[CodeType, None] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     texts: set[str] = field(default_factory=set)  # constants beside getattr and the like
+    tensors: list[Place] = field(default_factory=list)
 
     def reads(self, names: Iterable[str]) -> bool:
         """Whether some code reads all of these names, directly or by a text with a part of one."""
@@ -76,6 +80,7 @@ class _Search:
                 self.look(self.unseen.popleft())
             else:
                 self.read(self.pending.popleft())
+        self.reach.tensors += self.walk.tensors
 
     def look(self, root: Root) -> None:
         for _ in self.walk.of([root]):
@@ -130,7 +135,7 @@ class _Search:
 
     def enqueue(self, function: FunctionType) -> None:
         file = function.__code__.co_filename
-        if id(function) not in self.done and (is_own_file(file) or file in self.files):
+        if id(function) not in self.done and (is_own_function(function) or file in self.files):
             self.done.add(id(function))
             self.pending.append(function)
 
@@ -212,6 +217,10 @@ def _of_module(module: ModuleType, path: str, names: list[str], seen: set[int]) 
         for inner in names:
             if inner in scope:
                 yield from _named(scope, inner, f"{path}.{inner}", names, seen)
+    elif str(module.__name__).split(".")[0] in sys.stdlib_module_names:
+        for inner in names:
+            if isinstance(scope.get(inner), _DATA):
+                yield Root(scope, inner, f"{path}.{inner}", (inner,))
 
 
 def places(reach: Reach, walk: Walk | None = None) -> Iterator[Place]:

@@ -1,12 +1,14 @@
-"""Settings of torch that the user's code asks for: precision, determinism, the seed."""
+"""Settings of torch and Python that the user's code asks for: precision, determinism, the seed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 
+from piper.capture.python_state.python_settings import of_python
 from piper.capture.python_state.reach import Reach
 
 _ASKING = ("get_", "is_", "are_", "initial_seed")
@@ -38,13 +40,12 @@ class Setting:
             yield self.path, repr(now)
 
 
-def settings(reach: Reach) -> list[Setting]:
-    """Those that some code names."""
-    return [
-        Setting(path, ask, found)
-        for path, ask in _named(reach)
-        if isinstance(found := _asked(ask), _PLAIN)
-    ]
+def settings(reach: Reach, held: Iterable[Any] = ()) -> list[Setting]:
+    """Those that some code names, or whose function it holds."""
+    asked = {**dict(_named(reach)), **dict(_held(held))}
+    found = [Setting(path, ask, _asked(ask)) for path, ask in asked.items()]
+    found += [Setting(path, ask, ask()) for path, ask in of_python(reach.names)]
+    return [one for one in found if one.first is not None]
 
 
 def _named(reach: Reach) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -59,9 +60,20 @@ def _named(reach: Reach) -> Iterator[tuple[str, Callable[[], Any]]]:
                 yield f"torch.backends.{name}.{flag}", partial(getattr, backend, flag)
 
 
+def _held(values: Iterable[Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Functions of torch that are kept in attributes, closures and globals."""
+    for one in values:
+        if isinstance(one, FunctionType | BuiltinFunctionType):
+            name, module = one.__name__, str(one.__module__)
+            asks = name.startswith(_ASKING) or name.endswith("_enabled")
+            if asks and name not in _MODES and module.split(".")[0] == "torch":
+                yield f"torch.{name}()", one
+
+
 def _asked(ask: Callable[[], Any]) -> Any:
     """None: it needs arguments, or cannot say."""
     try:
-        return ask()
+        found = ask()
     except Exception:
         return None
+    return found if isinstance(found, _PLAIN) else None

@@ -52,6 +52,9 @@ class Snapshot:
         self.holders = [(one, contents(one.value)) for one in walk.seen.values()]
         self.roots = [(root, get(root.container, root.key)) for root in reach.roots]
 
+    def values(self) -> list[Any]:
+        return [place.value for place in self.places.values()]
+
     def changes(self, after: "Snapshot") -> Iterator[Change]:
         """What differs in a later snapshot."""
         for key in {**self.tokens, **after.tokens}:

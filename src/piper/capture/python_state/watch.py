@@ -15,7 +15,7 @@ from torch import nn
 from piper.capture.python_state.description import text_of
 from piper.capture.python_state.leaves import SIMPLE, is_opaque, token
 from piper.capture.python_state.library import replaceable
-from piper.capture.python_state.loss_state import reach_with_others
+from piper.capture.python_state.loss_state import reach_with_others, tensors_of
 from piper.capture.python_state.outside import Outside
 from piper.capture.python_state.places import Place, below, children, get, is_leaf
 from piper.capture.python_state.reach import Reach
@@ -44,7 +44,7 @@ class Watch:
         self.state: State = 0
         self.known: set[State] = {0}
         self.library = replaceable(model, self.reach)
-        self.settings = settings(self.reach)
+        self.settings = settings(self.reach, self.first.values())
         self.opaque: list[Any] = []  # objects of which only the identity is known
         self.outside = outside or Outside()
         self.look(self.first)
@@ -52,6 +52,8 @@ class Watch:
     def look(self, now: Snapshot) -> None:
         """Remember what each container holds, by identity."""
         self.before = self.elsewhere()
+        self.tensors = [vars(one) for _, one in tensors_of(*self.given, self.reach)]
+        self.attributes = [*map(len, self.tensors)]
         self.roots = [(root.container, root.key, value) for root, value in now.roots]
         self.held = [
             held
@@ -80,6 +82,7 @@ class Watch:
             all(get(container, key) is value for container, key, value in self.roots)
             and all(one.is_as_before() for one in self.held)
             and all(token(leaf) == before for leaf, before in self.leaves)
+            and [*map(len, self.tensors)] == self.attributes
             and self.elsewhere() == self.before
         )
 

@@ -18,8 +18,9 @@ from piper.capture.python_state.clocks import refuse_clocks
 from piper.capture.python_state.graph_equality import Numbering
 from piper.capture.python_state.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
 from piper.capture.python_state.snapshot import Snapshot
+from piper.capture.python_state.tensor_attributes import attributes_lent
 from piper.capture.source_lines import line_of
-from piper.capture.trace import float8, side_effects
+from piper.capture.trace import float8, model_copy, side_effects
 from piper.capture.trace.arguments.call_arguments import own_loss, split
 from piper.capture.trace.arguments.inputs import Inputs, inputs_of
 from piper.capture.trace.arguments.layouts import listen
@@ -31,14 +32,7 @@ from piper.capture.trace.decisions.both_ways import with_both_ways
 from piper.capture.trace.decisions.random_decisions import RandomDecisions
 from piper.capture.trace.decisions.shared_draws import mark_shared
 from piper.capture.trace.decisions.ways import Way
-from piper.capture.trace.model_copy import (
-    acting_as,
-    aliases_in,
-    knows_modules,
-    run_with,
-    throw_away,
-    with_own_children,
-)  # fmt: skip
+from piper.capture.trace.model_copy import acting_as, knows_modules, run_with
 from piper.capture.trace.tracing import graph_of, tracing
 from piper.errors import CaptureError
 from piper.ir.placement.placements import Placement
@@ -128,7 +122,7 @@ def trace(
         parameters={name: tensor.requires_grad for name, tensor in attempt.parameters.items()},
         buffers=tuple(attempt.buffers),
         updated=tuple(attempt.updated),
-        aliases=aliases_in(model, {**attempt.parameters, **attempt.buffers}),
+        aliases=model_copy.aliases_in(model, {**attempt.parameters, **attempt.buffers}),
         inputs=attempt.inputs,
         device=device,
         output=attempt.seen[-1],
@@ -193,7 +187,7 @@ class Attempt:
         self.precision, self.mode = precision, torch_private.new_fake_mode()
         self.types = parameter_types(model, precision)
         self.parameters, self.buffers = dict(model.named_parameters()), dict(model.named_buffers())
-        self.view = throw_away(model, loss_fn)
+        self.view = model_copy.throw_away(model, loss_fn)
         self.runs = self.view  # or the model, if its code may ask which module it is
         self.modules = list(model.modules())  # while another one acts as the model, these are gone
         self.buffers |= self.loss.buffers
@@ -285,7 +279,7 @@ class Attempt:
             return [*found, *(place.value for place in left[-1].traced()), *decisions.marks]
 
         itself = self.runs is self.model
-        own = with_own_children(self.modules, self.view) if itself else nullcontext()
+        own = model_copy.with_own_children(self.modules, self.view) if itself else nullcontext()
         with own, tracing(self.model, self.runs, self.mode, self.precision), decisions:
             before = Snapshot(self.reach)
             root = graph_of(forward, *self.fakes())
@@ -310,8 +304,9 @@ class Attempt:
         listen(batch, self.asked)
         arguments = self.inputs.join(batch)
         loss_fn = self.loss.bound(after)
-        found = model_output(self.runs, after, loss_fn, arguments, self.seen, output)
-        loss = scalar_loss(found, loss_fn, arguments)
+        with attributes_lent({**self.parameters, **self.buffers}, before, self.reach):
+            found = model_output(self.runs, after, loss_fn, arguments, self.seen, output)
+            loss = scalar_loss(found, loss_fn, arguments)
         self.updated[:] = [
             name
             for name, tensor in before.items()
