@@ -227,8 +227,8 @@ class Strict(nn.Linear):
         ),
         (
             {"y": X, "labels": Y},
-            "batch: Strict cannot be called with y\n"
-            "  fix: name entries as the model does, or write step(inputs, labels)",
+            "example: Strict.forward(x) cannot be called with y; the last argument is for loss_fn\n"
+            "  fix: name entries as the model does, or give them by position",
         ),
     ],
 )

@@ -91,3 +91,9 @@ def opened_memory(shared: tuple[Any, ...]) -> torch.Tensor:
 def set_timeout(options: Any, timeout: timedelta) -> None:
     """Set the timeout in the options of a process group."""
     options._timeout = timeout
+
+
+def has_input_hooks(module: torch.nn.Module) -> bool:
+    """Whether hooks of the user's may change what its forward is called with."""
+    hooks = module._forward_pre_hooks.values()
+    return any(getattr(hook, "changes_inputs", True) for hook in hooks)  # Piper's own do not

@@ -11,6 +11,7 @@ import torch
 from piper.capture.trace.arguments.call_arguments import LABELS, Keywords
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
+from piper.job.batch.call_signatures import fits, refuse_wrong_calls
 
 Arguments = tuple[Any, ...]
 BY_POSITION = "write step(inputs, labels)"
@@ -25,7 +26,9 @@ def example_of(model: torch.nn.Module, loss_fn: Any, example: Any) -> Batch:
     given = tuple(example) if isinstance(example, tuple | list) else (example,)
     if loss_fn is not None and len(given) == 1 and isinstance(given[0], torch.Tensor):
         refuse_label_only(model)
-    return Batch.of(arguments_of(model, loss_fn, given, {}))
+    found = arguments_of(model, loss_fn, given, {})
+    refuse_wrong_calls(model, loss_fn, found, "example", None)
+    return Batch.of(found)
 
 
 def refuse_label_only(model: torch.nn.Module) -> None:
@@ -43,6 +46,7 @@ def batch_of(
         takes_list = len(wanted) == 1 and isinstance(wanted[0], tuple | list)
         given = given if takes_list else tuple(given[0])
     found = arguments_of(model, loss_fn, given, named)
+    refuse_wrong_calls(model, loss_fn, found, "batch", len(wanted))
     return Batch.of(in_order(found, wanted))
 
 
@@ -61,7 +65,6 @@ def arguments_of(
         given, named = (), inside
     if LABELS in named:
         rest = {name: one for name, one in named.items() if name != LABELS}
-        refuse_unknown(model, given, rest)
         return (Keywords(rest, labelled=True), *given, named[LABELS])
     if not given:
         names = ", ".join(map(str, named)) or "nothing"
@@ -83,17 +86,9 @@ def takes(model: torch.nn.Module, given: Arguments, named: Mapping[Any, Any]) ->
     if not all(isinstance(name, str) for name in named):
         return False
     try:
-        signature(model.forward).bind(*given, **named)
+        return fits(signature(model.forward), given, named)
     except (TypeError, ValueError):
         return False
-    return True
-
-
-def refuse_unknown(model: torch.nn.Module, given: Arguments, named: Mapping[str, Any]) -> None:
-    if not takes(model, given, named):
-        names = ", ".join(map(str, named)) or "no inputs"
-        what = f"{type(model).__name__} cannot be called with {names}"
-        raise InputError.of("batch", what, f"name entries as the model does, or {BY_POSITION}")
 
 
 def in_order(found: Arguments, wanted: Arguments) -> Arguments:

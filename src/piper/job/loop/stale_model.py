@@ -38,6 +38,8 @@ class StaleModel:
     the model are not watched: Piper traces a copy, and users may keep some.
     """
 
+    changes_inputs = False  # of the forward before which it is called
+
     def __init__(self, model: torch.nn.Module, taken: Digests, loss_fn: Any = None) -> None:
         self.taken = dict(taken)
         self.training = begin(model, loss_fn, taken, self.settle)
@@ -144,5 +146,7 @@ def is_pipers() -> bool:
 
 class Unwatched:
     """The hook of a copy, which does nothing."""
+
+    changes_inputs = False  # of the forward before which it is called
 
     def __call__(self, model: torch.nn.Module, *_: Any) -> None: ...

@@ -20,6 +20,8 @@ class WaitingModel:
     it would be twice.
     """
 
+    changes_inputs = False  # of the forward before which it is called
+
     def __init__(self, model: nn.Module, kind: str = "cuda") -> None:
         """Tensors on devices of this kind are moved."""
         self.homes: dict[torch.device, list[Tensor]] = {}

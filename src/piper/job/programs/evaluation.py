@@ -16,6 +16,7 @@ from piper.capture.trace.arguments.outputs import separated
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.batch.batch_arguments import takes
+from piper.job.batch.call_signatures import refuse_wrong_calls
 from piper.job.job import Job
 from piper.job.loss.loss_reduction import LossReduction, refuse_weightless
 from piper.job.processes import consistency
@@ -123,7 +124,7 @@ def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -
 
 def predicted(forwards: ForwardPrograms, batch: Batch, move: Move) -> Any:
     """The outputs for the batches of all replicas, on device 0. The others get None."""
-    refuse_labels(forwards.job.model, batch)
+    refuse_wrong_inputs(forwards.job.model, batch)
     with in_eval_mode(forwards.job.model):
         feed = forwards.job.feeds.feed(forwards.rank)
         agreed_weight(forwards, forwards.job_for(batch), batch, 1.0, lengths=False)
@@ -141,12 +142,13 @@ def predicted(forwards: ForwardPrograms, batch: Batch, move: Move) -> Any:
     return separated(forwards.outputs[kind], parts, rows, forwards.row_dimensions[kind])
 
 
-def refuse_labels(model: torch.nn.Module, batch: Batch) -> None:
-    """A batch as `step` takes it has one argument too many."""
+def refuse_wrong_inputs(model: torch.nn.Module, batch: Batch) -> None:
+    """A batch as `step` takes it has one argument too many. Others may have too few, too."""
     given, named = split(batch.arguments)
     if not takes(model, given, named) and takes(model, given[:-1], named):
         what = f"the model takes {amount(len(given) - 1, 'input')}, and got {len(given)}"
         raise InputError.of("predict", what, "leave out the labels: trainer.predict(*inputs)")
+    refuse_wrong_calls(model, None, batch.arguments, "predict", None)
 
 
 def run(
