@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from piper import Place, Split, Trainer, where
+from piper import Place, Split, Trainer, rehearse, where
 from piper.errors import InputError
 
 X, Y = torch.linspace(-1, 1, 24).view(2, 3, 4), torch.ones(2, 3, 4)
@@ -59,6 +59,14 @@ def test_another_layout_is_refused_if_somebody_asks(name: str) -> None:
     with pytest.raises(InputError, match=r"test_batch_layouts.py:\d+ asks how a tensor"):
         trainer.evaluate([(change(X), Y)])
     trainer.close()
+
+
+@pytest.mark.parametrize("name", ["strides", "requires a gradient"])
+def test_a_rehearsal_refuses_it_too(name: str) -> None:
+    ask, change = ASKED[name]
+    for given in ([(X, Y), (change(X), Y)], [(change(X), Y)]):
+        with pytest.raises(InputError, match=r"test_batch_layouts.py:\d+ asks how a tensor"):
+            rehearse(Net(ask), F.mse_loss, [Place(where(), [0])], given)
 
 
 def test_a_loss_may_ask_too() -> None:

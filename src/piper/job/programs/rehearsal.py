@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from piper.capture import Captured, Precision
+from piper.capture.trace.arguments.layouts import refuse_asked
 from piper.costs import Costs
 from piper.directives import Strategy
 from piper.directives.strategy import as_strategy
@@ -107,6 +108,8 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
     if not job.rows.unequal:
         refuse_uneven(batches[0], job.replicas, job.all_microbatches)
     captured, compiled = job.compile(job.rows.divided(batches[0])[0], by_role=True)
+    for batch in batches:
+        refuse_asked(batch.tensors, captured.visit.asked)
     if job.all_microbatches > 1:
         job.whole_inputs.refuse_unclear(batches[0], captured.model)
     plans = compiled.device_plans
