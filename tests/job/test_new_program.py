@@ -27,13 +27,16 @@ def job(most: int = 64) -> Job:
     return Job(Reader(), nn.functional.mse_loss, strategy, Options(max_programs=most, device="cpu"))
 
 
-def said(*lengths: int, modes: tuple[bool, ...] = ()) -> list[list[str]]:
-    """The lines of each program."""
+def said(
+    *lengths: int, modes: tuple[bool, ...] = (), labels: torch.dtype = torch.float32
+) -> list[list[str]]:
+    """The lines of each program. `labels`: the type of the last ones."""
     made, found, before = job(9), list[list[str]](), []
     for k, length in enumerate(lengths):
         made.model.train(modes[k] if modes else True)
         row = torch.zeros(2, length)
-        batch = made.example((row.long(), torch.ones(2, 1), row))
+        given = row if k < len(lengths) - 1 else row.to(labels)
+        batch = made.example((row.long(), torch.ones(2, 1), given))
         kind = made.kind(batch)
         found.append(list(new_program_lines(made, batch, kind, before)))
         before.append(kind)
@@ -44,6 +47,12 @@ def test_a_new_length_is_named_with_its_inputs() -> None:
     assert said(3, 5) == [
         [], ["program 2 (at most 9 are kept): new shapes, tokens [2, 5], labels [2, 5]"]
     ]  # fmt: skip
+
+
+def test_of_known_shapes_the_new_type_is_named() -> None:
+    assert said(3, 5, 3, labels=torch.float64)[2] == [
+        "program 3 (at most 9 are kept): new types, labels in float64"
+    ]
 
 
 def test_many_lengths_get_a_hint_once() -> None:

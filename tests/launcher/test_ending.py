@@ -24,9 +24,11 @@ def test_a_cause_comes_before_symptoms(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_who_leaves_the_others_alone_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert verdict([Ended(0, SYMPTOM, 1.0, "  lost"), Ended(1, 0)]) == 1
+    waiting = Ended(0, SYMPTOM, 1.0, "  lost", line="\n  at train.py:9: trainer.state_dict()")
+    assert verdict([waiting, Ended(1, 0)]) == 1
     assert capsys.readouterr().err == (
         "piper: device 1 reached the end of its script while device 0 still waited for it\n"
+        "  at train.py:9: trainer.state_dict()\n"
         "  fix: run the same steps and make the same calls of the Trainer in every process\n"
     )
 

@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+from piper.ir.placement.placements import Step
 from piper.view.kinds import KINDS, MEMORY
 
 
@@ -17,3 +18,9 @@ def test_no_two_kinds_of_work_or_memory_have_a_similar_colour() -> None:
     close = [(a, b) for a, b in combinations(fills, 2) if apart(fills[a], fills[b]) < 40]
 
     assert close == []
+
+
+def test_every_message_has_a_word_and_a_colour() -> None:
+    silent = {Step.NOTHING, Step.SLICE}  # no messages
+
+    assert {str(step) for step in set(Step) - silent} <= set(KINDS)

@@ -33,7 +33,7 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
     try:
         runpy.run_path(script, run_name="__main__")
     except PeerLost as error:
-        tell(report, str(error), error.culprit)
+        tell(report, str(error), error.culprit, line_of(error))
         return SYMPTOM
     except PiperError as error:
         tell(report, indent(f"{error}{line_of(error)}"))
@@ -45,13 +45,13 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
         return 128 + signal.SIGINT
     except BaseException as error:  # also what is no Exception: an abort of a library, say
         memory = "it is out of memory\n" if is_out_of_memory(error) else ""
-        tell(report, indent(memory + shortened(error)))
+        tell(report, indent(memory + shortened(error)), line=line_of(error))
         return SYMPTOM if is_echo(error) or lost_a_peer(error) else 1
     return 0
 
 
-def tell(report: Path, reason: str, culprit: int | None = None) -> None:
-    report.write_text(Report(reason, culprit, time.monotonic()).to_json())
+def tell(report: Path, reason: str, culprit: int | None = None, line: str = "") -> None:
+    report.write_text(Report(reason, culprit, time.monotonic(), line).to_json())
 
 
 def left(report: Path, error: SystemExit) -> int:

@@ -27,6 +27,7 @@ class Report:
     reason: str = ""
     culprit: int | None = None
     when: float = 0.0  # by a clock of the host that never jumps; 0 if the process was killed
+    line: str = ""  # of the script, where it waited
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -39,7 +40,7 @@ class Report:
         except (RecursionError, TypeError, ValueError):
             return Report()
         known = isinstance(found.reason, str) and isinstance(found.when, int | float)
-        whole = known and isinstance(found.culprit, int | None)
+        whole = known and isinstance(found.culprit, int | None) and isinstance(found.line, str)
         return found if whole else Report()
 
 
@@ -61,6 +62,7 @@ class Ended:
     reason: str = ""
     culprit: int | None = None
     asked: bool = False  # the launcher ended it
+    line: str = ""
 
     @property
     def is_cause(self) -> bool:
@@ -92,7 +94,7 @@ def cause(processes: Sequence[Ended]) -> tuple[int, str]:
         return 1, f"device {first.culprit} held up the others\n  {first.reason.strip()}"
     over = [process.rank for process in processes if process.code == 0]
     if not causes and over:
-        return 1, unequal_ends(over[0], failed[0].rank)
+        return 1, unequal_ends(over[0], failed[0])
     causes = causes or [process for process in failed if process.reason] or failed
     first = min(causes, key=lambda process: process.when)
     reason = first.reason or exit_text(first.code)
@@ -100,9 +102,10 @@ def cause(processes: Sequence[Ended]) -> tuple[int, str]:
     return code, f"device {first.rank} failed\n{reason.rstrip()}"
 
 
-def unequal_ends(over: int, other: int) -> str:
+def unequal_ends(over: int, other: Ended) -> str:
     return (
-        f"device {over} reached the end of its script while device {other} still waited for it\n"
+        f"device {over} reached the end of its script while device {other.rank} still waited for "
+        f"it{other.line}\n"
         "  fix: run the same steps and make the same calls of the Trainer in every process"
     )
 

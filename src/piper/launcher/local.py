@@ -144,4 +144,4 @@ def wait_all(children: Sequence[Child], seconds: float) -> None:
 def ended(child: Child) -> Ended:
     """A process without a report was killed. That is earlier than what its peers report."""
     why, code = report_in(child.report), child.process.returncode
-    return Ended(child.rank, code, why.when, why.reason, why.culprit, child.asked)
+    return Ended(child.rank, code, why.when, why.reason, why.culprit, child.asked, why.line)

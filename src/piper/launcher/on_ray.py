@@ -232,7 +232,8 @@ def watch(ray: Any, workers: Sequence[Worker], store: str | None = None) -> list
             if store and update.code == 0:
                 Path(store).with_name(f"ended-{rank}").touch()
             why = update.report
-            ended.append(Ended(rank, update.code, time.monotonic(), why.reason, why.culprit))
+            now = time.monotonic()
+            ended.append(Ended(rank, update.code, now, why.reason, why.culprit, line=why.line))
             until = min(until, time.monotonic() + time_after(ended[-1]))
     return ended
 

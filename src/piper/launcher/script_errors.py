@@ -11,6 +11,7 @@ from pathlib import Path
 PIPER = str(Path(__file__).parents[1])
 HIDDEN = ("<frozen", "<string>", "runpy.py")  # `<string>`: methods that a dataclass generates
 NO_BACKWARD = "leave it out: a step of the Trainer includes the backward and the optimizer's step"
+DONE = ("float", "Metrics")  # what `step` returned, or the loss in it
 SUGGESTS = sys.version_info >= (3, 12)  # tracebacks suggest names by themselves
 ALIKE = 0.8  # of difflib: `los` is 0.86 like `loss`
 LIBRARY = sysconfig.get_paths()["stdlib"]  # of Python, also from a virtual environment
@@ -37,7 +38,7 @@ def hint(error: BaseException) -> str:
     "\\n  fix: leave it out: a step of the Trainer includes the backward and the optimizer's step"
     """
     match error:
-        case AttributeError(name="backward", obj=float()):
+        case AttributeError(name="backward", obj=obj) if type(obj).__name__ in DONE:
             return f"\n  fix: {NO_BACKWARD}"
         case AttributeError(name=str() as name) if not SUGGESTS:
             near = get_close_matches(name, dir(error.obj), 1, ALIKE)

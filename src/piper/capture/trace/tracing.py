@@ -1,5 +1,6 @@
 """All that is open while a model is traced, or runs on tensors without values."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -27,6 +28,7 @@ def tracing(
 ) -> Iterator[None]:
     """While this is open, the view can be traced, and the model must not change."""
     with ExitStack() as stack:
+        stack.enter_context(errors_only_raised())
         stack.enter_context(functions.intercepted())
         stack.enter_context(forgetting())
         stack.enter_context(side_effects.unchanged(model))
@@ -41,6 +43,17 @@ def tracing(
         stack.enter_context(AsInEager())
         stack.enter_context(ReplacedCalls())
         yield
+
+
+@contextmanager
+def errors_only_raised() -> Iterator[None]:
+    """torch logs an error of a tensor without values, with a traceback, before it raises it."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def graph_of(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from piper.capture.trace.arguments.inputs import name_of
 from piper.job.batch.batch import Batch
 from piper.job.batch.input_names import input_names
 from piper.job.job import BatchKind, Job
@@ -30,18 +31,24 @@ def new_program_lines(
 def reason(job: Job, batch: Batch, kind: BatchKind, before: Sequence[BatchKind]) -> str:
     shapes, flags, _ = kind
     if shapes not in [one[0] for one in before]:
-        return f"new shapes, {new_shapes(job, batch, before[-1])}"
+        return new_inputs(job, batch, before)
     if flags not in [one[1] for one in before]:
         return "train(), eval() or requires_grad have changed"
     return "what the model keeps in Python has changed"
 
 
-def new_shapes(job: Job, batch: Batch, last: BatchKind) -> str:
-    """Inputs with another shape than last time; or all, if they have other types or others came."""
+def new_inputs(job: Job, batch: Batch, before: Sequence[BatchKind]) -> str:
+    """Inputs with another shape than last time, or of another type than ever; or all of them."""
     names = input_names(job.model, job.loss_fn, batch)
-    mine = [list(one.shape) for one in batch.tensors]
-    theirs = [list(one[0]) for one in last[0] if isinstance(one, tuple)]
+    mine = [(tuple(one.shape), one.dtype) for one in batch.tensors]
+    known = [[one for one in shapes if isinstance(one, tuple)] for shapes, *_ in before]
+    alike = [one for one in known if [row[0] for row in one] == [row[0] for row in mine]]
+    theirs = (alike or known)[-1]
     if len(mine) != len(theirs) or mine == theirs:
-        theirs = [[]] * len(mine)
-    named = zip(names, mine, theirs, strict=True)
-    return ", ".join(f"{name} {shape}" for name, shape, old in named if shape != old)
+        theirs = [((), None)] * len(mine)
+    named = list(zip(names, mine, theirs, strict=True))
+    shapes = [f"{name} {list(new[0])}" for name, new, old in named if new[0] != old[0]]
+    if shapes:
+        return f"new shapes, {', '.join(shapes)}"
+    types = [f"{name} in {name_of(new[1])}" for name, new, old in named if new[1] != old[1]]
+    return f"new types, {', '.join(types)}"

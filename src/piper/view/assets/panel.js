@@ -1,6 +1,6 @@
 // The panel beside the timeline: what is selected, or the step as a whole.
 
-const MESSAGES = new Set(["send", "recv", "exchange", "reduce-scatter", "all-reduce", "gather", "store", "fetch", "loss_norm"]);
+const MESSAGES = new Set(["send", "recv", "exchange", "reduce-scatter", "all-reduce", "gather", "all-to-all", "all-gather", "shift", "shift-back", "store", "fetch", "loss_norm"]);
 const SHOWN = 25; // rows of the table of differences
 const panel = document.getElementById("panel");
 
