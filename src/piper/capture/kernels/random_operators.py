@@ -147,7 +147,7 @@ def _alpha_dropout(x: Tensor, random: Tensor, operation: int, p: float, channels
 
 def _leaky(x: Tensor, random: Tensor, operation: int, lower: float, upper: float) -> Tensor:
     slope = lower + uniform(random, operation, x.shape, x.dtype) * (upper - lower)
-    return torch.where(x >= 0, x, x * slope)
+    return torch.where(x > 0, x, x * slope)  # at 0, its gradient is the slope
 
 
 def _attention(

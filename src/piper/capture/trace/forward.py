@@ -314,6 +314,8 @@ class Attempt:
         ]
         _refuse_updated_parameters([name for name in self.updated if name in self.parameters])
         _refuse_updated_inputs(batch)
+        side_effects.refuse_shared_updates(before, after, self.updated, self.reach)
+        side_effects.refuse_gradients(self.parameters, before, self.reach)
         for name in self.updated:
             if after[name].shape != before[name].shape:
                 raise tensor_refusals.resized(name, self.reach, before[name], after[name])

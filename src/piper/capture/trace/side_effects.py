@@ -2,7 +2,8 @@
 
 import random
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,13 @@ from torch import Tensor, fx, nn
 
 from piper.capture import refusals, tensor_refusals
 from piper.capture.fx_nodes import line
+from piper.capture.hidden_writes import memory_of
+from piper.capture.python_state.code_search import line_that_changes
+from piper.capture.python_state.reach import Reach
+from piper.capture.refusals import refusal
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
+    FunctionalTensor,
     constant_of,
     has_global_hooks,
     has_hooks,
@@ -25,7 +31,9 @@ from piper.capture.torch_private import (
     is_unfinished,
     pytree,
     version_of,
+    was_updated,
 )
+from piper.errors import CaptureError
 
 
 def refuse_hooks(model: nn.Module) -> None:
@@ -171,3 +179,46 @@ def is_torchs_own(file: str) -> bool:
     """Whether the caller is torch itself. Its decorators call on behalf of the user."""
     path = Path(file)
     return Path(torch.__file__).parent in path.parents and path.name != "_contextlib.py"
+
+
+def refuse_shared_updates(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], updated: list[str], reach: Reach
+) -> None:
+    """Buffers that got the memory of something that is updated in place: they follow it."""
+    in_place = [name for name in before if name not in updated or was_updated(before[name])]
+    changing = {memory_of(before[n]): n for n in in_place if n in updated or is_trained(before[n])}
+    for name in updated:
+        kept = after[name]
+        other = changing.get(memory_of(kept)) if isinstance(kept, FunctionalTensor) else None
+        if other is not None and other != name:
+            raise _shared(name, other, reach)
+
+
+def is_trained(tensor: Tensor) -> bool:
+    return tensor.requires_grad
+
+
+def _shared(name: str, other: str, reach: Reach) -> CaptureError:
+    return refusal(
+        line_that_changes(name.rpartition(".")[2], reach.codes),
+        f"the forward keeps {other} itself in {name}, not a copy: in plain PyTorch, {name} changes "
+        f"whenever {other} is updated, and in a captured step it would not",
+        "keep a copy: .detach().clone()",
+    )
+
+
+def refuse_gradients(names: Iterable[str], tensors: Mapping[str, Tensor], reach: Reach) -> None:
+    for name in names:
+        if has_gradient(tensors[name]):
+            raise refusal(
+                line_that_changes("grad", reach.codes) or "model",
+                f"the forward sets the gradient of {name}, to which plain PyTorch would add that "
+                "of the loss; a captured step would not",
+                "add (parameter * gradient.detach()).sum() to the loss, which has this gradient",
+            )
+
+
+def has_gradient(tensor: Tensor) -> bool:
+    with warnings.catch_warnings():  # in a trace, no parameter is a leaf
+        warnings.simplefilter("ignore")
+        return tensor.grad is not None
