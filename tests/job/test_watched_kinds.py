@@ -70,6 +70,7 @@ def shouted(self: Net, x: Tensor) -> Tensor:
     return self.a(x)
 
 
+linear = nn.functional.linear
 CODE = {  # how code is replaced
     "forward of a class": lambda net: put(Net, "forward", shouted),
     "forward of an object": lambda net: put(net, "forward", types.MethodType(shouted, net)),
@@ -84,6 +85,8 @@ CODE = {  # how code is replaced
     "forward of torch": lambda net: put(nn.Linear, "forward", shouted),
     "torch function": lambda net: put(torch, "tanh", torch.sin),
     "function of modules": lambda net: put(nn.functional, "linear", nn.functional.bilinear),
+    "without gradients": lambda net: put(nn.functional, "linear", torch.no_grad()(linear)),
+    "compiled": lambda net: put(nn.functional, "linear", torch.compile(linear, backend="eager")),
     "tensor method": lambda net: put(torch.Tensor, "__mul__", torch.Tensor.__add__),
     "hook of the model": lambda net: net.register_forward_hook(lambda *_: None).remove,
     "hook before the model": lambda net: net.register_forward_pre_hook(lambda *_: None).remove,
@@ -108,6 +111,19 @@ def test_replaced_code_is_seen(name: str) -> None:
     undo()
 
     assert state != 0
+    assert seen.now() == 0
+
+
+def test_what_torch_compile_replaces_in_torch_does_not_count(monkeypatch) -> None:
+    for name in ("__init__", "__setstate__"):
+        monkeypatch.setattr(nn.Module, name, vars(nn.Module)[name])  # put back afterwards
+    monkeypatch.setattr(nn.Module, "___needs_generation_tag_patch", True, raising=False)
+    before, seen = nn.Module.__init__, Watch(Net(), None)
+
+    torch.compile(torch.sin, backend="eager")(torch.zeros(2))
+    monkeypatch.setattr(nn.functional, "linear", torch.compiler.disable(linear))
+
+    assert nn.Module.__init__ is not before
     assert seen.now() == 0
 
 

@@ -43,6 +43,7 @@ from piper.capture.torch_private import (
     pytree,
 )
 
+_COMPILER = torch._dynamo.__path__[0]
 # torch has derivatives for these, and in traces takes a decomposition instead, which is slower and,
 # of margins with several labels, wrong (at torch 2.13).
 _OWN_DERIVATIVES = (
@@ -340,3 +341,17 @@ def _info_of(backward: Any) -> Info | None:
 
 def _is_torchs(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).startswith("torch.")
+
+
+def is_compilers_wrapper(now: Any, before: Any) -> bool:
+    """Whether torch.compile has put it around a function of torch, which it still calls.
+
+    It does so when it is first used, to count modules or to leave a function alone. What
+    `torch.compile(function)` returns is not meant: a program puts that in place by itself.
+    """
+    if not isinstance(now, FunctionType) or not now.__code__.co_filename.startswith(_COMPILER):
+        return False
+    is_compiled = hasattr(now, "_torchdynamo_orig_callable")
+    is_left_alone = hasattr(now, "_torchdynamo_disable")
+    held = (cell.cell_contents for cell in now.__closure__ or ())
+    return (is_left_alone or not is_compiled) and any(one is before for one in held)

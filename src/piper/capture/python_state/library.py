@@ -14,6 +14,7 @@ from piper.capture.python_state.description import text_of
 from piper.capture.python_state.ownership import is_own_class, is_own_module
 from piper.capture.python_state.places import ABSENT, get
 from piper.capture.python_state.reach import Reach
+from piper.capture.tracing_private import is_compilers_wrapper
 
 _OWNERS = (torch, torch.linalg, torch.special, torch.fft)
 
@@ -37,8 +38,8 @@ class Replaceable:
 
     def changes(self) -> Iterator[tuple[str, str]]:
         for name in (*self.before, *self.absent):
-            now = self.scope.get(name, ABSENT)
-            if now is not self.before.get(name, ABSENT):
+            now, before = (scope.get(name, ABSENT) for scope in (self.scope, self.before))
+            if now is not before and not is_compilers_wrapper(now, before):
                 yield f"{self.path}.{name}", "absent" if now is ABSENT else text_of(now)
 
 
