@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from piper.directives.strategy import draw_with as _draw_with
-from piper.garbage import collector_off as _collector_off
+from piper.garbage import importing as _importing
 
 if TYPE_CHECKING:
     from piper import errors as errors
@@ -71,7 +71,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of these
 
     def __getattr__(name: str) -> object:
         if name in _HOMES:
-            with _collector_off():
+            with _importing():
                 return getattr(import_module(_HOMES[name]), name)
         if name in _MODULES:
             return import_module(f"piper.{name}")

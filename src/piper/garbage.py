@@ -15,3 +15,16 @@ def collector_off() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """For imports: what they make stays, so it counts as old at once.
+
+    Otherwise the next collection would look at all of it as if it were new.
+    """
+    with collector_off():
+        yield
+        if not gc.get_freeze_count():  # else the program froze objects, which must stay so
+            gc.freeze()
+            gc.unfreeze()  # into the oldest generation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -35,6 +36,21 @@ class Blocks(nn.Module):
         x = self.stem(x)
         for block in self.blocks:
             x = x + torch.tanh(block(x))
+        return self.head(x)
+
+
+class Annotated(Blocks):
+    """Its code names `annotate`, whether that runs or not."""
+
+    def __init__(self, runs: bool) -> None:
+        super().__init__()
+        self.runs = runs
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            with piper.annotate("L") if self.runs else nullcontext():
+                x = x + torch.tanh(block(x))
         return self.head(x)
 
 
@@ -80,6 +96,36 @@ def test_zero_3_gathers_layer_by_layer() -> None:
     messages = (one for one in compiled.dag.nodes.values() if isinstance(one, Collective))
     gathered = {one.messages for one in messages if one.kind is Kind.ALL_GATHER}
     assert len(gathered) == 3
+
+
+def test_a_model_with_annotations_is_not_searched(monkeypatch) -> None:
+    monkeypatch.setattr("piper.job.compile.layer_search.tag_unannotated", None)  # would fail
+
+    captured, _ = job(Annotated(runs=True), remat=True).compile(batch())
+
+    assert [dict(region.tags) for region in captured.model.regions] == [{"L": k} for k in range(3)]
+
+
+def test_layers_are_found_though_annotations_do_not_run() -> None:
+    torch.manual_seed(0)
+    made = job(Annotated(runs=False), dp=2, zero=3)
+
+    captured, compiled = made.compile(batch())
+
+    assert len(captured.model.regions) == 3
+    assert compare(made, batch(), captured, compiled).agrees
+
+
+def test_layers_are_found_though_the_whole_cannot_be_captured(monkeypatch) -> None:
+    def refusing(model: nn.Module, *given: Any) -> Captured:
+        if not has_tags(model):
+            raise CaptureError("capture", Problem("the whole is too much", "cut it"))
+        return capture(model, *given)
+
+    monkeypatch.setattr("piper.job.job.capture", refusing)
+    captured, _ = job(Annotated(runs=False), dp=2, zero=3).compile(batch())
+
+    assert len(captured.model.regions) == 3
 
 
 def test_layers_that_cannot_be_captured_are_no_error(caplog, monkeypatch) -> None:

@@ -1,16 +1,19 @@
 """From a PyTorch model to regions with explicit forward and backward graphs."""
 
 from piper.capture import torch_version as torch_version  # refuses untested versions
-from piper.capture.captured import Captured, capture
-from piper.capture.kernels.dropout import dropout_mask
-from piper.capture.marks.annotate import annotate
-from piper.capture.marks.tags import tag
-from piper.capture.precision import LossScale, Precision
-from piper.capture.python_state.description import described
-from piper.capture.python_state.outside import Outside
-from piper.capture.python_state.watch import Watch
-from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
-from piper.capture.several_shapes import Visit, refuse_remembered
+from piper.garbage import importing
+
+with importing():  # torch has 1,000 modules for this
+    from piper.capture.captured import Captured, capture
+    from piper.capture.kernels.dropout import dropout_mask
+    from piper.capture.marks.annotate import annotate
+    from piper.capture.marks.tags import tag
+    from piper.capture.precision import LossScale, Precision
+    from piper.capture.python_state.description import described
+    from piper.capture.python_state.outside import Outside
+    from piper.capture.python_state.watch import Watch
+    from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
+    from piper.capture.several_shapes import Visit, refuse_remembered
 
 __all__ = [
     "Captured",

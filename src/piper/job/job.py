@@ -226,8 +226,9 @@ class Job:
         if requests:
             make = partial(self.captured_as, one, requests)
             return recent(self.divided, (kind, repr(requests)), make, most)[0]
-        self.find_layers(one)
-        return recent(self.captures, kind, partial(self.capture_anew, one), most)[0]
+        kept, make = self.captures, partial(self.capture_anew, one)
+        find = partial(self.find_layers, one)
+        return self.layers.around(self.model, find, lambda: recent(kept, kind, make, most)[0])
 
     def first_microbatch(self, batch: Batch) -> Batch:
         return batch.part(0, self.microbatches, self.rows.microbatches(batch))
@@ -289,11 +290,10 @@ class Job:
         labels = self.loss_fn is not None and batch.labelled
         return batch.in_type(TYPES[self.precision.compute], labels=labels)
 
-    def find_layers(self, batch: Batch) -> None:
+    def find_layers(self, batch: Batch) -> bool:
         """Tag the layers of a model without annotations, if the strategy profits from them."""
         given = batch.arguments if self.loss_fn is None else batch.arguments[:-1]
-        if self.layers.finds(self.model, self.strategy, given, self.captures.values()):
-            self.captures.clear()  # they were made without the tags
+        return self.layers.finds(self.model, self.strategy, given, self.captures)
 
     def compile(
         self, batch: Batch, costs: Costs | None = None, by_role: bool = False

@@ -18,6 +18,7 @@ from pathlib import Path
 from piper.errors import PeerLost, PiperError, is_echo, is_out_of_memory
 from piper.launcher.ending import SYMPTOM, Report
 from piper.launcher.parent_death import die_with
+from piper.launcher.quick_import import import_quickly
 from piper.launcher.script_errors import line_of, shortened
 from piper.launcher.trace_window import FILE
 
@@ -28,6 +29,7 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
     die_with(parent)
     log_progress()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the launcher sees to it
+    import_quickly("torch")
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     try:

@@ -14,6 +14,7 @@ from piper.capture.kernels.callables import Kernels
 from piper.capture.kernels.joining import reached
 from piper.costs import Costs
 from piper.directives import Strategy
+from piper.garbage import collector_off
 from piper.job.arguments import counting_arguments
 from piper.job.batch.batch import Batch
 from piper.job.compile.assignment import Assignment, assignment
@@ -140,7 +141,8 @@ class Programs:
             if len(self.job.strategy.devices) > world():  # known before the capture
                 refuse_wrong_world(self.job.strategy.devices)
             compiling = partial(self.job.compile, batch, self.costs, by_role=True)
-            captured, compiled = counting_arguments(compiling, batch, self.arguments)
+            with collector_off():  # it would look at all of torch, and find next to nothing
+                captured, compiled = counting_arguments(compiling, batch, self.arguments)
             refuse_wrong_world(compiled.dag.devices)
             self.made[kind], self.aliases = compiled, captured.aliases
             return captured, compiled
