@@ -8,7 +8,9 @@
 - `peer`: the same stages, microbatches and optimizer under torchrun. With `--share-gpu`,
   `piper run` starts it too, because torchrun does not share a GPU.
 
-Seconds of the clock, and CPU seconds of all processes, which a busy machine disturbs less.
+Seconds of the clock, and CPU seconds of all processes, which a busy machine disturbs less. The
+bytecode of all modules is there before, as after an installation, even where the environment says
+that Python writes none.
 """
 
 from __future__ import annotations
@@ -48,9 +50,12 @@ def main() -> None:
 
 def report(given: argparse.Namespace) -> None:
     """Starts take turns, so that a busy moment of the host hits all of them."""
+    from common import save  # imports torch, which a process of a run should do by itself
+
     with tempfile.TemporaryDirectory(prefix="start-up-") as name:
         folder = Path(name)
-        started(given, "piper", folder / "full")
+        for role in ("piper", "peer"):  # writes the cache, and the bytecode
+            started(given, role, folder / "full")
         kinds: dict[str, Callable[[int], tuple[float, float]]] = {
             "piper, empty cache": lambda turn: started(given, "piper", folder / f"empty-{turn}"),
             "piper, full cache": lambda _: started(given, "piper", folder / "full"),
@@ -60,6 +65,7 @@ def report(given: argparse.Namespace) -> None:
         for turn in range(given.repeats):
             for kind, measure in kinds.items():
                 found[kind].append(measure(turn))
+    save(f"start_up{'_gpu' * given.share_gpu}", {"processes": given.processes, "clock, CPU": found})
     for kind, times in found.items():
         clock, cpu = (median(column) for column in zip(*times, strict=True))
         pairs = zip(times, found["peer"], strict=True)
@@ -75,7 +81,10 @@ def started(given: argparse.Namespace, role: str, cache: Path) -> tuple[float, f
     launch = TORCHRUN if by_torch else PIPER_RUN
     sizes = [word for name in SIZES for word in (f"--{name}", str(getattr(given, name)))]
     command = [*launch, str(given.processes), *([] if by_torch else shared), __file__]
-    environment = {**os.environ, "PIPER_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ, "PIPER_CACHE": str(cache), "OMP_NUM_THREADS": "1",
+        "PYTHONPYCACHEPREFIX": str(cache.parent / "bytecode"), "PYTHONDONTWRITEBYTECODE": "",
+    }  # fmt: skip
     before, began = spent(), time.time()
     run = subprocess.run(
         [*command, "--role", role, *sizes, *shared],
