@@ -76,15 +76,15 @@ def line_of(trace: TracebackType | None) -> str:
 
 def is_transformed(trace: TracebackType | None) -> bool:
     """Whether the user's code called one of torch.func's transforms on the way to an error."""
-    return any(name in _TRANSFORMS for name in _called_files(trace))
+    return any(name in _TRANSFORMS for name in called_files(trace))
 
 
 def is_nested(trace: TracebackType | None) -> bool:
     """Whether the user's code made a nested tensor on the way to an error."""
-    return any(name.startswith(_NESTED) for name in _called_files(trace))
+    return any(name.startswith(_NESTED) for name in called_files(trace))
 
 
-def _called_files(trace: TracebackType | None) -> list[str]:
+def called_files(trace: TracebackType | None) -> list[str]:
     """From the first file of the user's code on."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
     first = next((k for k, name in enumerate(files) if is_users(name)), len(files))

@@ -20,6 +20,7 @@ from piper.capture.graphs.remat_policies import nodes_to_keep
 from piper.capture.regions.cut import Chunk
 from piper.capture.torch_private import HIDDEN_UPDATE, VALUE_WANTED
 from piper.capture.trace.forward import Traced
+from piper.capture.unvalued_errors import is_about_numbers
 from piper.ir.remat_policy import RematPolicy
 
 Flags = tuple[bool, ...]
@@ -69,9 +70,9 @@ def lower(traced: Traced, chunks: Sequence[Chunk], forward_only: bool = False) -
 def _explained(chunk: Chunk) -> Iterator[None]:
     try:
         yield
-    except VALUE_WANTED as error:
-        raise refusals.value_wanted_in_region(chunk.source) from error
     except Exception as error:
+        if isinstance(error, VALUE_WANTED) or is_about_numbers(error):
+            raise refusals.value_wanted_in_region(chunk.source) from error
         if HIDDEN_UPDATE in str(error):
             raise refusals.hidden_update(chunk.source) from error
         error.add_note(f"raised in the region that begins at {chunk.source}")

@@ -33,6 +33,7 @@ from piper.capture.torch_private import pytree
 from piper.capture.trace.arguments.outputs import Output
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.replaced.calls import IN_PROOFS, ReplacedCalls
+from piper.capture.trace.replaced.numbers import numbers_as_text
 
 LOSSES = ("cross_entropy_loss", "nll_loss_nd", "nll_loss")
 
@@ -167,7 +168,7 @@ def _traced_loss(
 
     described = [leaf for leaf in leaves if _is_tensor(leaf)]
     described += [(tuple(t.shape), t.dtype) for t in wanted if isinstance(t, Tensor)]
-    with torch_private.new_fake_mode(), ReplacedCalls(IN_PROOFS), forgetting():
+    with torch_private.new_fake_mode(), ReplacedCalls(IN_PROOFS), numbers_as_text(), forgetting():
         sizes = [
             size if k - len(described) in kept else _times(size, rows, times)
             for k, (size, _) in enumerate(described)

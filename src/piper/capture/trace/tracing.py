@@ -7,18 +7,20 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from piper.capture import autograd_refusals, refusals, torch_private, tracing_private
+from piper.capture import torch_private, tracing_private
 from piper.capture.marks.annotate import recording
 from piper.capture.marks.tags import tagging
 from piper.capture.precision import Precision
 from piper.capture.python_state.function_caches import forgetting
-from piper.capture.source_lines import is_nested, is_transformed, line_of
+from piper.capture.source_lines import line_of
 from piper.capture.trace import functions, side_effects
 from piper.capture.trace.conversions import converting
 from piper.capture.trace.decisions.seeds import refusing_seeds
 from piper.capture.trace.hidden_contexts import refusing_hidden_contexts
 from piper.capture.trace.replaced.as_in_eager import AsInEager
 from piper.capture.trace.replaced.calls import ReplacedCalls
+from piper.capture.trace.replaced.numbers import numbers_as_text
+from piper.capture.unvalued_errors import explained
 from piper.errors import CaptureError
 
 
@@ -36,6 +38,7 @@ def tracing(
         stack.enter_context(refusing_seeds())
         stack.enter_context(refusing_hidden_contexts())
         stack.enter_context(torch_private.unchecked_distributions())
+        stack.enter_context(numbers_as_text())
         stack.enter_context(recording())
         stack.enter_context(converting(view, precision))  # first, to end inside the tags
         stack.enter_context(tagging(view))
@@ -64,22 +67,9 @@ def graph_of(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
         return root
     except CaptureError:
         raise
-    except torch_private.VALUE_WANTED as error:
-        raise refusals.value_wanted(line_of(error.__traceback__)) from error
     except Exception as error:
+        if (known := explained(error)) is not None:
+            raise known from error
         at = line_of(error.__traceback__)
-        if torch_private.is_generator_error(error):
-            raise refusals.own_generator(at) from error
-        if is_transformed(error.__traceback__):
-            raise refusals.transformed(at) from error
-        if is_subclass_error(error):
-            raise autograd_refusals.tensor_subclass(at) from error
-        if is_nested(error.__traceback__):
-            raise refusals.packed(at, "nested tensors") from error
         error.add_note(f"{at}: raised while Piper traced the model on tensors without values")
         raise
-
-
-def is_subclass_error(error: Exception) -> bool:
-    """Whether a tensor of a trace was to become one of another class."""
-    return isinstance(error, RuntimeError) and "FunctionalTensor on its own" in str(error)

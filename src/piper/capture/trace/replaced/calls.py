@@ -11,6 +11,7 @@ from piper.capture.source_lines import current_line
 from piper.capture.torch_private import is_real
 from piper.capture.trace.replaced.equal_masks import EqualMasks
 from piper.capture.trace.replaced.losses import ctc, gaussian
+from piper.capture.trace.replaced.numbers import formatted
 from piper.capture.trace.replaced.recurrent import lstm, recurrent
 
 
@@ -46,7 +47,10 @@ def without_chunks(func: Any, *args: Any, options: Any = None, **kwargs: Any) ->
     return NotImplemented if options is None else func(*args, **kwargs)
 
 
-IN_PROOFS: dict[str, Callable[..., Any]] = {"gaussian_nll_loss": gaussian}  # rules know the rest
+IN_PROOFS: dict[str, Callable[..., Any]] = {  # rules know the rest
+    "gaussian_nll_loss": gaussian,
+    "__format__": formatted,
+}
 REPLACED: dict[str, Callable[..., Any]] = {
     **IN_PROOFS,
     "lstm": lstm,

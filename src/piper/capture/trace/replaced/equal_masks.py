@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from piper.capture.fx_nodes import closure
 from piper.capture.python_state.graph_equality import computed_alike
+from piper.capture.trace.replaced.numbers import is_number, selected
 from piper.capture.tracing_private import node_of
 
 
@@ -34,6 +35,8 @@ class EqualMasks:
     def indexed(self, func: Any, tensor: Tensor, index: Any, *value: Any) -> Any:
         several = isinstance(index, tuple)
         given = index if several else (index,)
+        if any(map(is_number, given)):
+            return selected(func, tensor, given, *value)
         if not any(map(is_mask, given)):
             return NotImplemented
         masks = tuple(self.same(one) if is_mask(one) else one for one in given)
