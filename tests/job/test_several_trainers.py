@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import l1_loss, mse_loss
 
 from piper import Trainer
+from piper.errors import InputError
 
 SGD = partial(torch.optim.SGD, lr=0.3)
 
@@ -112,8 +113,6 @@ WARNED: dict[Callable[[Any], None], str] = {
     a_part_later: "starts with those that the model had before",
     in_turn: "two Trainers train the same parameters",
     loaded_and_in_turn: "two Trainers train the same parameters",
-    a_discriminator: "a loss reads a model that another Trainer trains",
-    a_discriminator_before: "a loss reads a model that another Trainer trains",
     a_plain_loop_later: "still has the weights that it had",
     a_layer_later: "older than those that are trained",
     saved_later: "still has the weights that it had",
@@ -133,6 +132,12 @@ def test_who_expects_one_model_is_told(loop: Callable[[Any], None]) -> None:
     found = told(loop)
     assert len(found) == 1
     assert WARNED[loop] in found[0]
+
+
+@pytest.mark.parametrize("loop", [a_discriminator, a_discriminator_before])
+def test_a_loss_that_reads_what_another_one_trains_is_refused(loop: Callable[[Any], None]) -> None:
+    with pytest.raises(InputError, match="it reads a model that another Trainer trains"):
+        loop(net())
 
 
 def loaded_between(model: nn.Module) -> None:

@@ -11,6 +11,7 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW, Optimizer
 
 import piper
+from piper.errors import InputError
 from piper.runtime.state.lost_state import lost_state
 from piper.strategies import gpipe
 
@@ -113,3 +114,18 @@ def test_a_job_says_so_when_it_is_compiled(caplog: pytest.LogCaptureFixture) -> 
         piper.rehearse(net, mse_loss, gpipe(pp=1, microbatches=1), [batch], optimizer=Counts)
     found = [one.getMessage() for one in caplog.records if one.name == "piper"]
     assert len(found) == 1 and found[0].startswith("the optimizer's step reads self.count, which")
+
+
+@pytest.mark.parametrize("make", [Counts, InState])
+def test_another_strategy_is_refused_if_it_would_be_lost(make: Any) -> None:
+    net, batch = nn.Linear(3, 3), (torch.ones(2, 3), torch.ones(2, 3))
+    trainer = piper.Trainer(net, mse_loss, example=batch, optimizer=make)
+    trainer.step(*batch)
+
+    if make is InState:
+        trainer.retarget(gpipe(pp=1, microbatches=2))
+    else:
+        with pytest.raises(InputError, match=r"reads self.count, .* would begin anew"):
+            trainer.retarget(gpipe(pp=1, microbatches=2))
+    trainer.step(*batch)
+    trainer.close()

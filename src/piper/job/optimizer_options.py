@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from piper.errors import InputError
 from piper.ir.model import Model
 from piper.job.options import Options
 from piper.runtime.state.joint_optimizers import refuse_common
@@ -15,10 +16,11 @@ from piper.runtime.state.whole_options import named_like, refuse_options_by_posi
 
 LOG = logging.getLogger("piper")
 LOST = (
-    "the optimizer's step reads %s, which it changes and keeps outside of optimizer.state: "
-    "`resume` and `retarget` would begin it anew, and train otherwise. Keep it in self.state[p] of "
-    "each parameter, as numbers and tensors"
+    "the optimizer's step reads %s, which it changes and keeps outside of optimizer.state: as with "
+    "its own state_dict, `resume` would begin it anew, and train otherwise, and `retarget` is an "
+    "error. %s"
 )
+KEEP = "Keep it in self.state[p] of each parameter, as numbers and tensors"
 
 
 def refuse_optimizer(options: Options, model: torch.nn.Module, captured: Model) -> None:
@@ -30,8 +32,24 @@ def refuse_optimizer(options: Options, model: torch.nn.Module, captured: Model) 
     found = [names for names in buckets if not parameters.keys().isdisjoint(names)]
     refuse_options_by_position(options.optimizer, options.lr_scheduler, parameters, found)
     make = with_attributes(options.optimizer, parameters)
-    named = [named_like(parameters, names) for names in found]
-    refuse_common(make, named)
-    kinds = {one.dim(): (name, one.dim()) for bucket in named for name, one in bucket}
-    if lost := lost_state(make, list(kinds.values())):
-        LOG.warning(LOST, lost)
+    refuse_common(make, [named_like(parameters, names) for names in found])
+    if lost := lost_by(options, parameters):
+        LOG.warning(LOST, lost, KEEP)
+
+
+def refuse_lost(options: Options, model: torch.nn.Module) -> None:
+    """Another optimizer goes on with its state alone, in the middle of training."""
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    if lost := lost_by(options, trained):
+        raise InputError.of(
+            "optimizer",
+            f"its step reads {lost}, which it changes and keeps outside of optimizer.state: with "
+            "another strategy it would begin anew, and train otherwise",
+            KEEP[0].lower() + KEEP[1:],
+        )
+
+
+def lost_by(options: Options, parameters: dict[str, torch.nn.Parameter]) -> str | None:
+    """By one parameter of each number of dimensions."""
+    kinds = {one.dim(): (name, one.dim()) for name, one in parameters.items()}
+    return lost_state(with_attributes(options.optimizer, parameters), list(kinds.values()))

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch import Tensor, nn
 
 from piper.capture.python_state.reach import places, reach_of
+from piper.errors import InputError
 from piper.job.loop.callers import callers_level
 from piper.job.processes.consistency import Digests, digest, has_values, sample
 
@@ -28,9 +29,12 @@ BOTH = (
     "weights of one checkpoint into the other (trainer.save, trainer.resume)"
 )
 READ = (
-    "a loss reads a model that another Trainer trains, and would always see its first weights: the "
-    "other Trainer has its own copy. Let the loss read a frozen copy of the model, and load the "
-    "weights into it after each step: copy.load_state_dict(trainer.state_dict())"
+    "it reads a model that another Trainer trains, and would always see its first weights: the "
+    "other Trainer has its own copy"
+)
+FROZEN = (
+    "let the loss read a frozen copy of the model, and load the weights into it after each step: "
+    "copy.load_state_dict(trainer.state_dict())"
 )
 
 
@@ -59,7 +63,7 @@ class Training:
         if self.steps == 1:
             for other in _others(self):
                 if other.steps and (_is_read(self, other) or _is_read(other, self)):
-                    _warn(READ)
+                    raise InputError.of("loss_fn", READ, FROZEN)
         for other in list(self.rivals):
             self.rivals[other] += 1
             if other.rivals.get(self):

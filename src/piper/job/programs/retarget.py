@@ -10,6 +10,7 @@ from piper.directives import Strategy
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.batch.replica_batches import ReplicaBatches
+from piper.job.optimizer_options import refuse_lost
 from piper.job.processes import consistency
 from piper.job.programs.programs import Programs
 from piper.names import amount
@@ -30,6 +31,8 @@ def retargeted(
     If the strategy is not supported, the old programs are as they were.
     """
     consistency.refuse_disagreement({"strategy": str(strategy)}, torch.nn.Module())
+    if steps:
+        refuse_lost(old.job.options, old.job.model)
     job = old.job.under(strategy)
     new = Programs(job, old.rank, old.arguments, old.costs, agreed=True)
     new.shipping = old.shipping  # kernels that were sent need not be sent again
