@@ -65,7 +65,10 @@ def token(value: Any) -> Token:
         return (kind.__name__, value.name, value.getEffectiveLevel(), value.disabled)
     if isinstance(value, ContextVar):
         return (kind.__name__, value.name, *token(value.get(None)))
-    return _of_numpy(value) or _of_python(value) or (kind.__qualname__,)
+    if callable(getattr(value, "locked", None)):
+        return (kind.__name__, value.locked())
+    found = _of_optimizer(value) or _of_numpy(value) or _of_python(value)
+    return found or (kind.__qualname__,)
 
 
 def is_opaque(value: Any) -> bool:
@@ -116,7 +119,7 @@ def _of_file(value: Any) -> Token:
 def _position(value: Iterator[Any]) -> Any:
     """How far an iterator is, as far as Python says."""
     if isinstance(value, GeneratorType):
-        return value.gi_frame and (value.gi_frame.f_lasti, repr(sorted(value.gi_frame.f_locals)))
+        return value.gi_frame and (value.gi_frame.f_lasti, *_of_variables(value.gi_frame.f_locals))
     hint = getattr(value, "__length_hint__", None)
     if hint is not None:
         return hint()
@@ -124,6 +127,26 @@ def _position(value: Iterator[Any]) -> Any:
         return repr(value.__reduce__()[1:])
     except Exception:  # it does not say
         return None
+
+
+def _of_variables(held: dict[str, Any]) -> list[Any]:
+    """Simple values of some variables, and the classes of others."""
+    rows = ((name, one if type(one) in SIMPLE else type(one)) for name, one in held.items())
+    return sorted(map(repr, rows))
+
+
+def _of_optimizer(value: Any) -> Token | None:
+    """The options of an optimizer, and what a scheduler counts. Their tensors are no state here."""
+    if isinstance(value, torch.optim.Optimizer):
+        options = ([*group.items()] for group in value.param_groups)
+        return (
+            type(value).__name__,
+            repr([[(key, one) for key, one in group if key != "params"] for group in options]),
+        )
+    if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+        lists = {name: one for name, one in vars(value).items() if isinstance(one, list)}
+        return (type(value).__name__, repr(lists), *_of_variables(vars(value)))
+    return None
 
 
 def _of_numpy(value: Any) -> Token | None:

@@ -11,7 +11,7 @@ from piper.capture.source_lines import is_users
 
 # Of Python's own classes, those that hold what a program puts into them.
 _HOLDERS = {"argparse", "collections", "dataclasses", "functools", "multiprocessing", "queue",
-            "types", "weakref", "_thread", "_weakrefset"}  # fmt: skip
+            "threading", "types", "weakref", "_thread", "_weakrefset"}  # fmt: skip
 
 
 def is_own_function(value: Any) -> bool:

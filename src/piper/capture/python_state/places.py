@@ -19,7 +19,7 @@ from piper.capture.python_state.ownership import (
     is_users_function,
     is_walked,
 )
-from piper.capture.torch_private import own_modules
+from piper.capture.torch_private import is_real, own_buffers, own_modules, own_parameters
 
 MOST = 2_000_000  # places that are looked at: an endless structure must not stop a capture
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks"}  # torch calls them
@@ -138,7 +138,7 @@ def children(value: Any) -> list[tuple[Any, Any]]:
     match value:
         case nn.Module():
             own = [(key, one) for key, one in vars(value).items() if not _is_internal(key)]
-            return [*own, *own_modules(value).items()]
+            return [*own, *own_modules(value).items(), *_registered(value)]
         case dict():
             return items_of(value) + (_fields(value) if type(value) is not dict else [])
         case list() | tuple() | deque():
@@ -164,6 +164,12 @@ def children(value: Any) -> list[tuple[Any, Any]]:
             own = [(key, one) for key, one in vars(value).items() if key not in _OF_CLASSES]
             return [*own, *_of_metaclass(type(value))]
     return _fields(value)
+
+
+def _registered(module: nn.Module) -> list[tuple[str, Any]]:
+    """What a forward has registered while it was traced. Other buffers are inputs of a graph."""
+    held = (*own_buffers(module).items(), *own_parameters(module).items())
+    return [(key, one) for key, one in held if one is not None and not is_real(one)]
 
 
 def _of_metaclass(kind: type) -> list[tuple[Any, Any]]:
@@ -254,6 +260,10 @@ def put(container: Any, key: Any, value: Any) -> None:
     match container:
         case nn.Module() if key in own_modules(container):
             own_modules(container)[key] = value
+        case nn.Module() if key in own_buffers(container):
+            _put_item(own_buffers(container), key, value)
+        case nn.Module() if key in own_parameters(container):
+            _put_item(own_parameters(container), key, value)
         case nn.Module():
             _put_item(vars(container), key, value)
         case dict() if key in container or key not in getattr(container, "__dict__", {}):

@@ -23,6 +23,8 @@ def of_python(names: Set[str]) -> Iterator[tuple[str, Ask]]:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and "geterr" in names:
         yield "numpy.geterr()", numpy.geterr
+    if numpy is not None and "get_printoptions" in names:
+        yield "numpy.get_printoptions()", lambda: repr(numpy.get_printoptions())
     if numpy is not None and {"random", "get_state"} <= names:
         yield "numpy.random.get_state()", lambda: repr(numpy.random.get_state())
 

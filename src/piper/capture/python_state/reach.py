@@ -1,5 +1,6 @@
 """Which code can run in a forward, and which globals it names."""
 
+import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -181,13 +182,21 @@ def _functions(value: Any) -> Iterator[FunctionType]:
 def _globals(function: FunctionType) -> Iterator[Root]:
     """The globals that a function names, and what it names of the user's modules."""
     codes, scope = codes_of(function.__code__), function.__globals__
-    names = sorted({name for code in codes for name in code.co_names})
+    names = sorted({name for code in codes for name in (*code.co_names, *_names_in_texts(code))})
     seen = {id(scope)}
     for name in names:
         if name in scope:
             yield from _named(scope, name, name, names, seen)
     for name, module in _modules_inside(function, codes):
         yield from _of_module(module, name, names, seen)
+
+
+def _names_in_texts(code: CodeType) -> Iterator[str]:
+    """Names of globals that code looks up by a text: `globals()["scale"]`, `eval("scale + 1")`."""
+    if not {"globals", "eval", "exec", "vars", "__dict__"}.isdisjoint(code.co_names):
+        for text in code.co_consts:
+            if isinstance(text, str):
+                yield from re.findall(r"[^\W\d]\w*", text)
 
 
 def _modules_inside(

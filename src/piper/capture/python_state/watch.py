@@ -107,7 +107,7 @@ class Watch:
     def changes(self, current: Snapshot) -> Iterator[tuple[str, str]]:
         """What differs from the first state, by path, as text."""
         for change in self.first.changes(current):
-            if change.place.key != MODE and self.reach.reads(change.place.names):
+            if not self.is_a_mode(change.place) and self.reach.reads(change.place.names):
                 after = change.after
                 yield change.place.path, "absent" if after is None else text_of(after.value)
         for place in self.first.reordered(current):
@@ -117,6 +117,11 @@ class Watch:
             if other and is_opaque(now.value):
                 yield now.path, self.named(now.value)
         yield from self.elsewhere()
+
+    def is_a_mode(self, place: Place) -> bool:
+        """Whether it says if a module of the model is in training: that is known otherwise."""
+        model = self.given[0]
+        return place.key == MODE and any(one is place.container for one in model.modules())
 
     def named(self, value: Any) -> str:
         """An object of which nothing can be compared: a number for each."""
@@ -198,7 +203,7 @@ def _of_function(function: FunctionType) -> tuple[Any, ...]:
 
 def _of_fields(fields: dict[str, Any], place: Place, reach: Reach) -> Held:
     """The attributes that some code reads."""
-    keys = [key for key in fields if key != MODE and reach.reads(below(place, key, None).names)]
+    keys = [key for key in fields if reach.reads(below(place, key, None).names)]
     if not keys:
         return _held(partial(len, fields), tuple)
     pick = itemgetter(*keys) if len(keys) > 1 else lambda all: (all[keys[0]],)
