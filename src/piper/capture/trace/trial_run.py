@@ -1,7 +1,7 @@
 """Run a model and its loss once on numbers, as a plain loop would, and leave nothing behind."""
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -236,6 +236,18 @@ class SameDraws(TorchDispatchMode):
         new = {storage_id(one) for one in tensors(found)} - before
         self.made_by.update(dict.fromkeys(new, len(self.sizes)))
         self.sizes.append(CallSizes.of(func, given, found))
+
+
+@contextmanager
+def computing_in(dtype: torch.dtype | None) -> Iterator[None]:
+    """Compute as a trial does: numbers and conversions are of this type, if there is one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        with SameDraws(dtype, sizes=False):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def is_tied(values: Tensor) -> bool:

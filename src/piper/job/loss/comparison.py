@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from piper.capture.trace.trial_run import Trial, TrialRuns, gradients, in_type
+from piper.capture.trace.trial_run import (
+    Trial,
+    TrialRuns,
+    computing_in,
+    gradients,
+    in_type,
+)
 from piper.job.batch.batch import Batch
 from piper.job.batch.replica_batches import with_rows
 from piper.job.loss.loss_reduction import LossReduction, growing_output, own_rows
@@ -96,8 +102,9 @@ class Comparison:
 
     def shares(self, reduction: LossReduction) -> tuple[float, float]:
         """Of the first of the pair and of the second, each as often as it comes."""
-        own = reduction.weights(self.batch, self.times)
-        shares = reduction.shares(own, sum(own))
+        with computing_in(self.dtype):  # `mask.sum() + 1e-8` is rounded as in the loss
+            own = reduction.weights(self.batch, self.times)
+            shares = reduction.shares(own, sum(own))
         return sum(shares[::2]), sum(shares[1::2])
 
     def judged_types(self) -> Verdict | None:

@@ -47,9 +47,20 @@ def without_chunks(func: Any, *args: Any, options: Any = None, **kwargs: Any) ->
     return NotImplemented if options is None else func(*args, **kwargs)
 
 
+def bincount(func: Any, input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """With so many bins as the user expects, or an error when it runs: other sizes are values."""
+    if not minlength:
+        return NotImplemented
+    exact = weights is None or weights.dtype is torch.float32
+    kind = torch.int64 if weights is None else torch.float32 if exact else torch.float64
+    added = torch.ones_like(input, dtype=kind) if weights is None else weights.detach().to(kind)
+    return input.new_zeros(minlength, dtype=kind).scatter_add(0, input.long(), added)
+
+
 IN_PROOFS: dict[str, Callable[..., Any]] = {  # rules know the rest
     "gaussian_nll_loss": gaussian,
     "__format__": formatted,
+    "bincount": bincount,
 }
 REPLACED: dict[str, Callable[..., Any]] = {
     **IN_PROOFS,
