@@ -37,7 +37,8 @@ def differentiable(chunk: Chunk, mode: Any, wants: Sequence[bool]) -> tuple[bool
     """Which results depend on arguments that require a gradient. The trace does not show it."""
     # torch 2.11 has no other matmul for sizes that are not known.
     with torch_private.fresh_symbols_ignored(mode), enable_python_dispatcher(), torch.enable_grad():
-        results = chunk.graph(*_arguments(chunk, wants))
+        # without hooks on all modules: they are the user's, and this is no module of his
+        results = torch_private.function_of(chunk.graph)(*_arguments(chunk, wants))
     return tuple(result.requires_grad for result in results)
 
 

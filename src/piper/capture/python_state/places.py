@@ -11,6 +11,7 @@ from weakref import ref as Weak
 
 from torch import Tensor, nn
 
+from piper.capture.observers import is_observer
 from piper.capture.python_state.leaves import SIMPLE, Token, is_flat, is_generator, of_flat, token
 from piper.capture.python_state.ownership import (
     is_own_class,
@@ -99,10 +100,11 @@ def holder_token(value: Any) -> Token:
 
 
 def contents(value: Any) -> list[tuple[Any, Any]]:
-    """What a value holds, but for Piper's own functions."""
+    """What a value holds, but for Piper's own functions and for observers."""
     if is_flat(value):
         return children(value)
-    return [(key, inner) for key, inner in children(value) if not is_pipers(inner)]
+    found = children(value)
+    return [(key, one) for key, one in found if not is_pipers(one) and not is_observer(one)]
 
 
 def is_pipers(value: Any) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from piper.capture import torch_private, tracing_private
 from piper.capture.marks.annotate import recording
 from piper.capture.marks.tags import tagging
+from piper.capture.observers import observers_aside
 from piper.capture.precision import Precision
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.source_lines import line_of
@@ -32,6 +33,7 @@ def tracing(
     with ExitStack() as stack:
         stack.enter_context(errors_only_raised())
         stack.enter_context(functions.intercepted())
+        stack.enter_context(observers_aside())
         stack.enter_context(forgetting())
         stack.enter_context(side_effects.unchanged(model))
         stack.enter_context(side_effects.no_python_randomness())
