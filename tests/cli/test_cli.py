@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from shared_capture import one_model
 from synthetic import moe_chain
 from typer.testing import CliRunner
 
-from piper.cli import app
+import piper.cli
+from piper.cli import COMMANDS, app, app_of
 from piper.cli.show import show_sections
 from piper.errors import StrategyError
 from piper.job.compile.compiler import compile_strategy
@@ -261,3 +263,11 @@ def test_show_cuts_for_the_device_that_it_is_given() -> None:
 
     assert "time: by the data sheet of h200" in shown
     assert "on the data sheet of h200, with communication: idle " in shown
+
+
+def test_one_command_is_loaded_alone_and_all_together() -> None:
+    folder = Path(piper.cli.__file__).parent
+    files = {one.stem for one in folder.glob("*.py") if "def add_to(" in one.read_text()}
+
+    assert list(typer.main.get_command(app_of(["run"])).commands) == ["run"]
+    assert typer.main.get_command(app).commands.keys() == files == set(COMMANDS)

@@ -1,21 +1,20 @@
 """The command line: one file per command, each a thin layer over a function."""
 
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from piper import __version__
-from piper.cli import check, checkpoint, run, schedule, show, simulate, view
 from piper.cli.help import Group
 from piper.errors import PiperError
 
-app = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # lines of a docstring are joined, and wrapped to the terminal
-)
+if TYPE_CHECKING:
+    app: typer.Typer
+
+COMMANDS = ("run", "show", "check", "schedule", "simulate", "view", "checkpoint")
 
 
 def show_version(wanted: bool) -> None:
@@ -24,7 +23,6 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool,
@@ -40,14 +38,31 @@ def options(
     """
 
 
-for command in (run, show, check, schedule, simulate, view, checkpoint):
-    command.add_to(app)
+def app_of(commands: Sequence[str]) -> typer.Typer:
+    """The command line with some of its commands. To load one of them takes time."""
+    found = typer.Typer(
+        cls=Group,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",  # lines of a docstring are joined, and wrapped to the terminal
+    )
+    found.callback()(options)
+    for name in commands:
+        import_module(f"piper.cli.{name}").add_to(found)
+    return found
+
+
+def __getattr__(name: str) -> typer.Typer:
+    if name == "app":  # with all commands
+        return app_of(COMMANDS)
+    raise AttributeError(f"module 'piper.cli' has no attribute {name!r}")
 
 
 def main() -> None:
     """Exit code 1 for the user's mistake, 2 for wrong usage."""
+    wanted = [name for name in COMMANDS if [name] == sys.argv[1:2]]
     try:
-        app()
+        app_of(wanted or COMMANDS)()
     except PiperError as error:
         print(f"piper: {error}{error.place}", file=sys.stderr)
         sys.exit(1)
