@@ -61,11 +61,10 @@ class Derivatives:
         text = self.read(key)
         found = None if text is None else self.parsed(text, graph)
         if found is not None:
-            return replace(found, was_read=True)
+            return replace(found, was_read=True, entry=key)
         made = make()
-        if key is not None:
-            self.store(key, graph, made)
-        return made
+        is_kept = key is not None and self.store(key, graph, made)
+        return replace(made, entry=key) if is_kept else made
 
     def key(self, kind: str, graph: fx.GraphModule, name: str, given: Any) -> str | None:
         """`name` is the fingerprint of the graph. None: the graph does not say all."""
@@ -90,16 +89,18 @@ class Derivatives:
             LOG.debug("an entry of the cache is ignored: %s", error)
             return None
 
-    def store(self, key: str, graph: fx.GraphModule, made: Joint) -> None:
-        """Write what can be read again as it is."""
+    def store(self, key: str, graph: fx.GraphModule, made: Joint) -> bool:
+        """Write what can be read again as it is. Returns whether it can."""
         try:
             text = to_text(made)
         except (NotStorable, CaptureError) as error:
             LOG.debug("a region is not cached: %s", error)
-            return
+            return False
         again = self.parsed(text, graph)
-        if again is not None and to_text(again) == text:
+        same = again is not None and to_text(again) == text
+        if same:
             self.write(key, text)
+        return same
 
 
 def derivatives(mode: Any, device: str) -> Derivatives:

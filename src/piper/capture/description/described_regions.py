@@ -3,9 +3,11 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch import fx
 
+from piper.capture.cache.costs import known_cost
 from piper.capture.description.buckets import Part
 from piper.capture.description.description import Cost, Tags, describe
 from piper.capture.description.region_graphs import Lowered
@@ -75,7 +77,8 @@ class DescribedRegions:
         code = hashlib.sha256(text.encode()).hexdigest()[:12]
         if code not in self.graphs:
             graphs = phase_graphs(lowered.joint, lowered.cut, layout, lowered.updates)
-            self.graphs[code], self.costs[code] = graphs, count(graphs)
+            known = known_cost(lowered.joint.entry, code, partial(count, graphs))
+            self.graphs[code], self.costs[code] = graphs, known
         return code
 
     def _held_bytes(self, region: Region) -> int:

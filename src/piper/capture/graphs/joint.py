@@ -31,6 +31,7 @@ class Joint:
     results: list[fx.Node]
     gradients: list[fx.Node | None]  # None for an argument without one
     was_read: bool = False  # from the cache
+    entry: str | None = None  # its key there
 
 
 def differentiable(chunk: Chunk, mode: Any, wants: Sequence[bool]) -> tuple[bool, ...]:
