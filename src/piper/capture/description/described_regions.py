@@ -7,10 +7,10 @@ from functools import partial
 
 from torch import fx
 
-from piper.capture.cache.costs import known_cost
 from piper.capture.description.buckets import Part
 from piper.capture.description.description import Cost, Tags, describe
 from piper.capture.description.region_graphs import Lowered
+from piper.capture.description.stored_costs import known_cost
 from piper.capture.graphs import workspace
 from piper.capture.graphs.flops import GraphWork
 from piper.capture.graphs.phases import Layout, phase_graphs

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from piper.capture.cache.costs import known_cost
 from piper.capture.cache.folder import folder_at
 from piper.capture.description.description import Cost
+from piper.capture.description.stored_costs import known_cost
 from piper.names import B, F
 
 COST = Cost({F: 2.0, B: 4.0}, {F: 8}, {F: 0.5}, {F: 3}, {F: (0.5, 2)}, {F: 7})
