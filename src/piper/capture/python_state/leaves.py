@@ -47,6 +47,8 @@ def token(value: Any) -> Token:
         return _of_tensor(value)
     if isinstance(value, SETS):
         return (kind.__name__, *sorted(map(repr, value)))
+    if isinstance(value, Enum):
+        return (kind.__name__, repr(value), repr(sorted(vars(value).items(), key=str)))
     if isinstance(value, _PRINTED):
         return (kind.__name__, repr(value))
     if isinstance(value, random.Random):
@@ -67,13 +69,13 @@ def token(value: Any) -> Token:
         return (kind.__name__, value.name, *token(value.get(None)))
     if callable(getattr(value, "locked", None)):
         return (kind.__name__, value.locked())
-    found = _of_optimizer(value) or _of_numpy(value) or _of_python(value)
+    found = _of_optimizer(value) or _of_numpy(value) or _of_python(value) or _of_torch(value)
     return found or (kind.__qualname__,)
 
 
 def is_opaque(value: Any) -> bool:
-    """Whether nothing can be compared but which object it is."""
-    return token(value) == (type(value).__qualname__,)
+    """Whether little can be compared but which object it is."""
+    return isinstance(value, torch.Generator) or token(value) == (type(value).__qualname__,)
 
 
 def is_tensor_token(found: Token) -> bool:
@@ -178,6 +180,17 @@ def _of_python(value: Any) -> Token | None:
         return (kind.__qualname__, sha256(memoryview(value).cast("B")).hexdigest())
     with suppress(Exception):  # it says how to copy it, or that it cannot be copied
         return (kind.__qualname__, sha256(pickled(value, protocol=4)).hexdigest())
+    return None
+
+
+def _of_torch(value: Any) -> Token | None:
+    """The seed of a generator, the scale of a GradScaler."""
+    kind = type(value)
+    if isinstance(value, torch.Generator):
+        return (kind.__name__, value.initial_seed())
+    if str(kind.__module__).startswith("torch."):
+        with suppress(Exception):
+            return (kind.__qualname__, repr(value.state_dict()))
     return None
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from piper.capture.python_state.description import text_of
+from piper.capture.python_state.leaves import SIMPLE
 from piper.capture.python_state.ownership import is_own_class, is_own_module
 from piper.capture.python_state.places import ABSENT, get
 from piper.capture.python_state.reach import Reach
@@ -66,8 +67,9 @@ def _named(path: str, scope: Mapping[str, Any], names: Iterable[str]) -> Replace
 
 
 def _methods(kind: type, reach: Reach) -> Replaceable:
-    functions = [name for name, one in vars(kind).items() if isinstance(one, FunctionType)]
-    return _named(kind.__name__, vars(kind), [one for one in functions if reach.reads([one])])
+    given = (FunctionType, *SIMPLE)  # a program may give it numbers, too: nn.Linear.scale = 2.0
+    names = [name for name, one in vars(kind).items() if isinstance(one, given)]
+    return _named(kind.__name__, vars(kind), [one for one in names if reach.reads([one])])
 
 
 def _library_classes(model: nn.Module) -> list[type]:

@@ -96,7 +96,14 @@ def holder_token(value: Any) -> Token:
             return ("class", value.__module__, value.__qualname__)
         case _ if is_flat(value):
             return of_flat(value)
+        case int() | float() | str() | bytes():  # of a class of the user
+            return ("holder", type(value).__qualname__, _plain(value))
     return ("holder", type(value).__qualname__)
+
+
+def _plain(value: Any) -> str:
+    base = next(base for base in (int, float, str, bytes) if isinstance(value, base))
+    return str(base.__repr__(value))
 
 
 def contents(value: Any) -> list[tuple[Any, Any]]:

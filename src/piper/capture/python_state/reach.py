@@ -1,9 +1,11 @@
 """Which code can run in a forward, and which globals it names."""
 
+import builtins
 import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from logging import Logger
 from types import CodeType, FunctionType, ModuleType
@@ -25,9 +27,11 @@ from piper.capture.python_state.ownership import (
 from piper.capture.python_state.places import Place, Root, Walk, get
 
 _READ_BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "__getattribute__", "attrgetter",
-                 "setattr", "delattr", "globals", "__getattr__"}  # fmt: skip
+                 "setattr", "delattr", "globals", "__getattr__", "eval", "exec",
+                 "format"}  # fmt: skip
+_DOTTED, _FIELD = re.compile(r"[A-Za-z_][\w.]*"), re.compile(r"\{\w*((?:\.\w+)+)")
 
-_DATA = (bool, int, float, str, list, tuple, Logger)  # of Python's own modules: sys.argv
+_DATA = (bool, int, float, str, list, tuple, Logger)  # of libraries: sys.argv, torch.pi
 
 
 @dataclass
@@ -146,10 +150,10 @@ class _Search:
                 continue
             self.reach.codes[code] = None
             arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            new = {*code.co_names, *code.co_freevars, *arguments} - self.reach.names
+            named = {*code.co_names, *code.co_freevars, *names_in_texts(code)}
+            new = {*named, *arguments} - self.reach.names
             self.reach.names |= new
-            if not _READ_BY_TEXT.isdisjoint(code.co_names):
-                self.reach.texts |= {c for c in code.co_consts if isinstance(c, str) and len(c) > 1}
+            self.reach.texts |= set(texts_in(code))
             for name in new:
                 for method in self.methods.get(name, ()):
                     self.enqueue(method)
@@ -157,6 +161,25 @@ class _Search:
             if (id(root.container), root.key) not in self.named:
                 self.named.add((id(root.container), root.key))
                 self.add(root)
+
+
+def texts_in(code: CodeType) -> list[str]:
+    """Texts by which code may read attributes and globals."""
+    if _READ_BY_TEXT.isdisjoint(code.co_names):
+        return []
+    return [one for one in code.co_consts if isinstance(one, str) and len(one) > 1]
+
+
+def names_in_texts(code: CodeType) -> Iterator[str]:
+    """The names in them: `getattr(x, "name")`, `attrgetter("a.b")`, `"{0.name}".format(x)`."""
+    for text in texts_in(code):
+        if _DOTTED.fullmatch(text):
+            yield from text.split(".")
+        for found in _FIELD.findall(text):
+            yield from found.split(".")[1:]
+        if not {"eval", "exec"}.isdisjoint(code.co_names):
+            with suppress(SyntaxError, ValueError):
+                yield from compile(text, "<text>", "exec").co_names
 
 
 def reach_of(*given: tuple[str, Any]) -> Reach:
@@ -182,21 +205,17 @@ def _functions(value: Any) -> Iterator[FunctionType]:
 def _globals(function: FunctionType) -> Iterator[Root]:
     """The globals that a function names, and what it names of the user's modules."""
     codes, scope = codes_of(function.__code__), function.__globals__
-    names = sorted({name for code in codes for name in (*code.co_names, *_names_in_texts(code))})
+    names = sorted({name for code in codes for name in (*code.co_names, *names_in_texts(code))})
     seen = {id(scope)}
     for name in names:
         if name in scope:
             yield from _named(scope, name, name, names, seen)
+        elif name in vars(builtins):
+            yield Root(vars(builtins), name, name, (name,))
+        elif "globals" in names:
+            yield Root(scope, name, name, (name,))  # which may come later
     for name, module in _modules_inside(function, codes):
         yield from _of_module(module, name, names, seen)
-
-
-def _names_in_texts(code: CodeType) -> Iterator[str]:
-    """Names of globals that code looks up by a text: `globals()["scale"]`, `eval("scale + 1")`."""
-    if not {"globals", "eval", "exec", "vars", "__dict__"}.isdisjoint(code.co_names):
-        for text in code.co_consts:
-            if isinstance(text, str):
-                yield from re.findall(r"[^\W\d]\w*", text)
 
 
 def _modules_inside(
@@ -226,7 +245,9 @@ def _of_module(module: ModuleType, path: str, names: list[str], seen: set[int]) 
         for inner in names:
             if inner in scope:
                 yield from _named(scope, inner, f"{path}.{inner}", names, seen)
-    elif str(module.__name__).split(".")[0] in sys.stdlib_module_names:
+            elif "hasattr" in names or "getattr" in names:
+                yield Root(scope, inner, f"{path}.{inner}", (inner,))  # which may come later
+    elif not is_own_module(module):
         for inner in names:
             if isinstance(scope.get(inner), _DATA):
                 yield Root(scope, inner, f"{path}.{inner}", (inner,))

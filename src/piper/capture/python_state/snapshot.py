@@ -81,7 +81,8 @@ class Snapshot:
     def restore(self) -> None:
         """Put everything back, so that a trace leaves nothing behind."""
         for root, value in self.roots:
-            put(root.container, root.key, value)
+            if get(root.container, root.key) is not value:
+                put(root.container, root.key, value)
         for place, before in self.holders:
             if not _is_same(contents(place.value), before):
                 _refill(place.value, before)
