@@ -162,6 +162,14 @@ KINDS: dict[str, tuple[Callable[[Any], float], Callable[[Any], Undo]]] = {
     "list of a parameter": (
         lambda net: net.a.weight.factors[0], lambda net: set_item(net.a.weight.factors, 0, 2.0),
     ),
+    "needs a gradient": (
+        lambda net: 1.0 + TABLE.requires_grad,
+        lambda net: called(TABLE.requires_grad_, False, True),
+    ),
+    "gradient": (
+        lambda net: 1.0 if TABLE.grad is None else float(TABLE.grad.sum()),
+        lambda net: set_to(TABLE, "grad", torch.full((3,), 2.0)),
+    ),
     "new attribute": (
         lambda net: getattr(net.a.weight, "late", 1.0), lambda net: added(net.a.weight, "late"),
     ),
@@ -218,6 +226,17 @@ def test_what_is_read_is_watched(name: str) -> None:
         assert KINDS[name][0](net) != first
         assert seen.now() != 0
     assert seen.now() == 0
+
+
+def test_each_gradient_has_its_own_state() -> None:
+    net = made(KINDS["gradient"][0])
+    seen, states = Watch(net, mse_loss), []
+    for value in (1.0, 2.0, 3.0):
+        TABLE.grad = torch.full((3,), value)
+        states.append(seen.now())
+    TABLE.grad = None
+
+    assert len({0, *states}) == 4
 
 
 def test_what_nobody_reads_is_not() -> None:

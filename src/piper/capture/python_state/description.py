@@ -48,7 +48,10 @@ def _of_tensor(value: Tensor) -> str:
     kind = f"{value.dtype} {list(value.shape)}"
     if not is_real(value) or value.is_meta:
         return kind
-    return f"{kind} {_digest(repr(value.detach().cpu().flatten().tolist()))}"
+    values = _digest(repr(value.detach().cpu().flatten().tolist()))
+    grad = value.grad if value.is_leaf else None
+    rest = "" if grad is None else f" with a gradient {_of_tensor(grad)}"
+    return f"{kind} {values}{' of autograd' if value.requires_grad else ''}{rest}"
 
 
 def _digest(text: str) -> str:

@@ -91,8 +91,14 @@ def is_generator(value: Any) -> bool:
 
 def _of_tensor(value: Tensor) -> Token:
     if is_real(value):
-        return ("tensor", id(value), version_of(value), *_content(value))
+        return ("tensor", id(value), version_of(value), *_content(value), *_of_autograd(value))
     return ("traced", tuple(value.shape), value.dtype)
+
+
+def _of_autograd(value: Tensor) -> Token:
+    """Whether it needs a gradient, and the one that it has."""
+    grad = value.grad if value.is_leaf else None
+    return (value.requires_grad,) if grad is None else (True, id(grad), version_of(grad))
 
 
 def _content(value: Tensor) -> Token:
