@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,6 +17,7 @@ from piper.capture import capture
 from piper.errors import CaptureError
 
 Function = Callable[[Tensor], Tensor]
+SGD = partial(torch.optim.SGD, lr=0.1)
 
 
 class Net(nn.Module):
@@ -58,19 +61,10 @@ def together(x: Tensor) -> Tensor:
 
 def test_linear_algebra_trains_as_in_plain_pytorch() -> None:
     model = Net(together)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(X), X)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    batches, strategy = [(X, X), (X.flip(1), X)], [Place(where(), [0]), Split("MB", 2)]
+    losses = plain_losses(SGD(model.parameters()), batches, lambda x, y: F.mse_loss(model(x), y))
 
-    found = rehearse(
-        Net(together), F.mse_loss, [Place(where(), [0]), Split("MB", 2)], [(X, X)] * 2,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    )  # fmt: skip
+    found = rehearse(Net(together), F.mse_loss, strategy, batches, optimizer=SGD)
 
     assert found.losses == pytest.approx(losses, rel=1e-12)
     for name, parameter in model.named_parameters():

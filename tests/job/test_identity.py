@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from piper import Place, Trainer, where
 
-X, Y = torch.linspace(-1, 1, 8).view(2, 4), torch.ones(2, 4)
+BATCHES = [(torch.linspace(-1, k, 8).view(2, 4), k * torch.ones(2, 4)) for k in (1, 2)]
+X, Y = BATCHES[0]
+SGD = partial(torch.optim.SGD, lr=0.1)
 SCALES: dict[Any, float] = {}
 WEAK: Any = weakref.WeakKeyDictionary()
 LIVE: Any = weakref.WeakSet()
@@ -111,24 +115,17 @@ FORMS = [by_id, by_key, by_weak_key, by_weak_set, by_own_id, by_reference, by_cl
 
 
 def plain(model: nn.Module) -> list[float]:
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(X), Y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    optimizer = SGD(model.parameters())
+    return plain_losses(optimizer, BATCHES, lambda x, y: F.mse_loss(model(x), y))
 
 
 @pytest.mark.parametrize("make", FORMS)
 def test_a_module_recognises_itself(make: Callable[[], Net]) -> None:
     expected = plain(make())
     trainer = Trainer(
-        make(), F.mse_loss, [Place(where(), [0])], example=(X, Y), device="cpu",
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    )  # fmt: skip
-    found = [trainer.step(X, Y).loss for _ in range(2)]
+        make(), F.mse_loss, [Place(where(), [0])], example=(X, Y), device="cpu", optimizer=SGD
+    )
+    found = [trainer.step(*batch).loss for batch in BATCHES]
     trainer.close()
 
     assert found == pytest.approx(expected, rel=1e-5)

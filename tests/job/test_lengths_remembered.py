@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from draws import every
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -202,14 +203,8 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def plain(model: nn.Module) -> list[float]:
-    optimizer, losses = SGD(model.parameters()), []
-    for x, y in batches():
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    optimizer = SGD(model.parameters())
+    return plain_losses(optimizer, batches(), lambda x, y: F.mse_loss(model(x), y))
 
 
 def captured(model: nn.Module) -> None:

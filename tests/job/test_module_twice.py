@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from draws import every
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,7 +16,8 @@ from piper.strategies import one_f_one_b
 
 WIDTH = 6
 ADAM = partial(torch.optim.AdamW, lr=0.05)
-X, Y = torch.randn(2, 8, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+DRAW = torch.Generator().manual_seed(1)
+BATCHES = [tuple(torch.randn(2, 8, WIDTH, dtype=torch.float64, generator=DRAW)) for _ in range(3)]
 
 
 class Block(nn.Module):
@@ -61,15 +63,9 @@ CASES = [(form, name) for form in FORMS for name in STRATEGIES]
 @pytest.mark.parametrize(("form", "name"), every(2, CASES, [" ".join(one) for one in CASES]))
 def test_a_module_with_two_names_is_trained_as_one(form: str, name: str) -> None:
     model = Twice(form)
-    optimizer, losses = ADAM(model.parameters()), []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(X), Y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(ADAM(model.parameters()), BATCHES, lambda x, y: F.mse_loss(model(x), y))
 
-    found = rehearse(Twice(form), F.mse_loss, STRATEGIES[name], [(X, Y)] * 3, optimizer=ADAM)
+    found = rehearse(Twice(form), F.mse_loss, STRATEGIES[name], BATCHES, optimizer=ADAM)
 
     assert found.losses == pytest.approx(losses, rel=1e-10)
     for key, wanted in model.named_parameters():
