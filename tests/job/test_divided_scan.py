@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from plain_loop import plain_losses
+from divided_training import assert_trains_divided
 from shared_capture import one_model
 from torch import Tensor, nn
 from torch.nn import functional
 
-from piper import annotate, rehearse, strategies
+from piper import annotate
 from piper.capture.graphs.division import divide
 from piper.capture.graphs.division.search import plan
 from piper.capture.graphs.division.search.space import Space
 
-SGD = partial(torch.optim.SGD, lr=0.1)
 KNOWN = one_model()
 
 
@@ -62,22 +59,10 @@ def test_a_divided_scan_is_equal(how: dict[str, Any], monkeypatch: pytest.Monkey
         "search",
         lambda space, result: (spaces.append(space), plan.search(space, result))[1],
     )
-    drawn = torch.randn(2, 2, 4, 8, 8, dtype=torch.float64, generator=torch.Generator())
-    batches = [(x, y) for x, y in drawn]
-    model = Model()
-    reference = copy.deepcopy(model)
-    loss = functional.mse_loss
-    wanted = plain_losses(SGD(reference.parameters()), batches, lambda x, y: loss(reference(x), y))
 
-    strategy = strategies.one_f_one_b(pp=1, microbatches=2, **how)
     with KNOWN():
-        made = rehearse(model, loss, strategy, batches, optimizer=SGD)
+        assert_trains_divided(Model(), how)
 
     (space,) = spaces
     assert [len(group) for group in space.groups] == [3, 3]  # decays and inputs of all layers
     assert len(space.joined) == 3 * 7  # all states but the first of each layer
-    assert made.losses == pytest.approx(wanted, rel=1e-12)
-    for name, parameter in reference.named_parameters():
-        torch.testing.assert_close(
-            made.parameters[name], parameter.detach(), rtol=1e-11, atol=1e-12
-        )
