@@ -42,7 +42,34 @@ APART: dict[str, Mix] = {
     "flat": lambda x: x.flatten(0, 1).softmax(-1).unflatten(0, (-1, TOKENS)),
     "convolution": lambda x: F.conv1d(x.mT, torch.ones(WIDTH, WIDTH, 3), padding=1).mT,
     "count": lambda x: x * (x > 0).sum().gt(-1),
+    "a loop": lambda x: torch.stack([row.softmax(0) * row for row in x.mT]).mT,
+    "a loop by numbers": lambda x: (
+        torch.stack([x.mT[k] / x.mT[k].std(0) for k in range(len(x))]).mT
+    ),
+    "a loop, joined": lambda x: torch.cat([row.cumsum(0)[None] for row in x.mT.unbind(0)]).mT,
+    "a loop in another place": lambda x: (
+        torch.stack([row.T.softmax(0) for row in x], 1).permute(1, 2, 0) * x
+    ),
+    "padded": lambda x: nn.utils.rnn.pad_sequence(list(x), batch_first=True).softmax(1),
+    "padded, time first": lambda x: nn.utils.rnn.pad_sequence(list(x)).transpose(0, 1),
+    "padded columns": lambda x: (
+        nn.utils.rnn.pad_sequence([x[:, :2, k].T for k in range(WIDTH)], batch_first=True)
+        .softmax(0)
+        .permute(2, 1, 0)
+        .repeat(1, 2, 1)[:, :TOKENS]
+    ),
+    "guessed": lambda x: (
+        torch.cdist(x[:, None], x[:, None]).movedim(0, 2).mean(0)[0, :, 0, None, None] + x
+    ),
 }
+LOOPS: dict[str, tuple[str, Mix]] = {
+    "after a loop": (
+        "mean",
+        lambda x: (lambda y: y - y.mean(0))(torch.stack([r.tanh() for r in x])),
+    ),
+    "after padding": ("softmax", lambda x: nn.utils.rnn.pad_sequence(list(x), True).softmax(0)),
+}
+MEETING |= LOOPS
 
 
 class Net(nn.Module):

@@ -59,6 +59,13 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """What one row alone gives: the one at this place, or each of them, one after the other."""
+
+    place: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RowNumbers:
     """0, 1, 2, ... for the rows of the microbatch: an index, and nothing else.
 
@@ -94,7 +101,7 @@ class Mixed:
     """Depends on the rows in some other way."""
 
 
-Known = Fixed | Number | Rows | RowNumbers | Size | Reduced | OfTotal | Mixed
+Known = Fixed | Number | Rows | Row | RowNumbers | Size | Reduced | OfTotal | Mixed
 FIXED, MIXED, SUM, MEAN = Fixed(), Mixed(), Reduced(), Reduced((PerRow(),))
 
 

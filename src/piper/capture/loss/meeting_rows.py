@@ -27,10 +27,12 @@ def meeting_rows(traced: Traced) -> str:
         for k, node in enumerate(traced.batch)
     }
     graph = traced.root.graph
-    known = followed(graph, given, frozenset(traced.batch), rows, model=True)
+    guessed: set[fx.Node] = set()
+    known = followed(graph, given, frozenset(traced.batch), rows, model=True, guessed=guessed)
     used = in_order(graph, closure([traced.results[0]], stop=()))
     causes = (_cause(Call(node, None, known, rows, frozenset())) for node in used)
-    found = next(filter(None, causes), None)
+    proved = (one for one in filter(None, causes) if guessed.isdisjoint(closure([one], stop=())))
+    found = next(proved, None)
     return f"{line(found)} (aten.{base_name(found)})" if found is not None else ""
 
 

@@ -9,12 +9,13 @@ from torch import Tensor, fx
 from piper.capture.fx_nodes import value
 from piper.capture.loss import labelled, shapes  # noqa: F401  (they fill RULES)
 from piper.capture.loss.calls import Call, shape
-from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, Rows, Size
+from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, Row, Rows, Size
 from piper.capture.loss.rules import RULES, base_name, elementwise, is_elementwise, works_along_rows
 from piper.capture.torch_private import OpOverload, is_mutable, pytree
 
 aten = torch.ops.aten
 Twins = Mapping[fx.Node, fx.Node]
+JOINS = ("cat", "stack", "concat", "concatenate", "hstack", "pad_sequence")
 
 
 def followed(
@@ -24,11 +25,13 @@ def followed(
     rows: int,
     twins: Twins | None = None,
     model: bool = False,
+    guessed: set[fx.Node] | None = None,
 ) -> dict[fx.Node, Known]:
     """What is known of each node. `given`: of the placeholders; `batch`: those of the batch.
 
     `twins`: the same graph for twice the rows. Nothing is assumed then, but inside a `model`:
-    operations without a rule are taken to keep rows apart there.
+    operations without a rule are taken to keep rows apart there. `guessed` gets those whose rows
+    are not where they were before.
     """
     known: dict[fx.Node, Known] = {}
     own: set[fx.Node] = set()
@@ -37,7 +40,8 @@ def followed(
             known[node] = given.get(node, FIXED)
         elif node.op == "call_function":
             twin = twins[node] if twins is not None else None
-            known[node] = _result(Call(node, twin, known, rows, frozenset(own)), model)
+            guesses = set[fx.Node]() if guessed is None else guessed
+            known[node] = _result(Call(node, twin, known, rows, frozenset(own)), model, guesses)
         else:
             known[node] = FIXED
         constant = node.op == "get_attr"
@@ -47,22 +51,32 @@ def followed(
     return known
 
 
-def _result(call: Call, lenient: bool) -> Known:
+def _result(call: Call, lenient: bool, guessed: set[fx.Node]) -> Known:
     node = call.node
     inputs = [call.known[one] for one in node.all_input_nodes]
     if node.target is operator.getitem:
-        return inputs[0]
+        return Row(node.args[1]) if inputs[0] == Row(None) else inputs[0]
     if node.target is operator.mul and len(inputs) == 1 and isinstance(inputs[0], Size):
         return inputs[0]
     if not isinstance(node.target, OpOverload):
         return FIXED if all(one == FIXED for one in inputs) else MIXED
     if MIXED in inputs:
         return MIXED
+    if (row := _one_row(call, inputs)) is not None:
+        return row
     found = _by_rule(call)
     if found == MIXED and lenient and not any(isinstance(one, Reduced) for one in inputs):
         fixed = all(one == FIXED for one in inputs) and not _grows(call)
-        return FIXED if fixed else _likely_rows(call, inputs)
+        found = FIXED if fixed else _likely_rows(call, inputs)
+        guessed.update([node] if isinstance(found, Rows) and not _stays(call, found) else ())
     return found
+
+
+def _one_row(call: Call, inputs: list[Known]) -> Row | None:
+    """Any function of one row, unless it joins several."""
+    others = {one for one in inputs if one != FIXED}
+    found = others.pop() if len(others) == 1 else None
+    return found if isinstance(found, Row) and call.name not in JOINS else None
 
 
 def _likely_rows(call: Call, inputs: list[Known]) -> Known:
@@ -76,6 +90,18 @@ def _likely_rows(call: Call, inputs: list[Known]) -> Known:
         if dim < len(sizes) and isinstance(sizes[dim], int) and sizes[dim] % call.rows == 0:
             return call.checked(Rows(dim))
     return MIXED
+
+
+def _stays(call: Call, found: Rows) -> bool:
+    """Whether sizes show that rows are where they were before."""
+    size = shape(call.node)[found.dim : found.dim + 1]
+    pairs = ((shape(one), call.known[one]) for one in call.node.all_input_nodes)
+    return any(
+        isinstance(known, Rows)
+        and known.dim == found.dim
+        and sizes[known.dim : known.dim + 1] == size
+        for sizes, known in pairs
+    )
 
 
 def _loses_rows(call: Call) -> bool:

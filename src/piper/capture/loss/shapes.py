@@ -14,6 +14,7 @@ from piper.capture.loss.domain import (
     Fixed,
     Known,
     Reduced,
+    Row,
     RowNumbers,
     Rows,
     Size,
@@ -70,10 +71,20 @@ def part(call: Call) -> Known:
     if not isinstance(known, Rows):
         return known
     whole = call.name == "slice" and shape(call.node) == shape(call.given["self"])
+    if known.dim in dims and whole and call.given.get("step", 1) == 1:
+        return known
     if known.dim in dims:
-        return known if whole and call.given.get("step", 1) == 1 else MIXED
+        return one_row(call, known)
     gone = call.name in ("select", "unbind") and dims[0] < known.dim
     return call.checked(Rows(known.dim - gone, known.over, known.mask))
+
+
+def one_row(call: Call, known: Rows) -> Known:
+    """As a loop over rows reads them."""
+    alone = shape(call.given["self"])[known.dim] == call.rows and known == Rows(known.dim)
+    if not alone or call.name not in ("select", "unbind"):
+        return MIXED
+    return Row(None) if call.name == "unbind" else Row(call.given["index"] % call.rows)
 
 
 @rule("pad", "constant_pad_nd")
@@ -96,11 +107,25 @@ def joined(call: Call) -> Known:
     if all(one == FIXED for one in parts):
         return FIXED
     first, dim = parts[0], call.given.get("dim", 0) % max(1, len(shape(call.node)))
+    if parts == [Row(place) for place in range(call.rows)]:
+        return MIXED if call.name == "hstack" else call.checked(Rows(dim))
     if not isinstance(first, Rows) or any(one != first for one in parts):
         return MIXED
     if call.name == "stack":
         return call.checked(Rows(first.dim + (dim <= first.dim), first.over, first.mask))
     return MIXED if dim == first.dim else call.checked(first)
+
+
+@rule("pad_sequence")
+def padded_together(call: Call) -> Known:
+    """Of each row, or of tensors that have rows behind the dimension that is padded."""
+    parts = [call.known[node] for node in call.given["sequences"]]
+    first, in_front = parts[0], not call.given.get("batch_first", False)
+    if parts == [Row(place) for place in range(call.rows)]:
+        return call.checked(Rows(int(in_front)))
+    behind = isinstance(first, Rows) and first == Rows(first.dim) and first.dim > 0
+    same = behind and all(one == first for one in parts)
+    return call.checked(Rows(first.dim + 1)) if isinstance(first, Rows) and same else MIXED
 
 
 @rule(
