@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from piper.capture.graphs.division.search.segments import Matrix, Segment, Solution
 from piper.ir.placement.placements import Placement
 
-Near = dict[Hashable, set[Placement | None]]
+Near = dict[int, set[Placement | None]]  # by the key of segments
 Costs = dict[Placement | None, float]
 Ends = dict[Placement | None, tuple[float, tuple[Solution, ...]]]  # by the placement at the end
 
@@ -30,7 +30,7 @@ class Repeat:
 def cheapest(segments: Sequence[Segment], matrix: Callable[[Segment], Matrix]) -> Ends:
     """The cheapest solutions of all segments, for each placement of the last value."""
     ends: Ends = {None: (0.0, ())}
-    for repeat in repeats([hash(segment.key) for segment in segments]):
+    for repeat in repeats([segment.key for segment in segments]):
         group = [matrix(segment) for segment in segments[repeat.start : repeat.end]]
         ends = _through(ends, group) if repeat.count == 1 else _repeated(ends, group, repeat)
     return ends

@@ -41,7 +41,7 @@ class Conversions:
         self.bits: dict[Placement, Available] = {}
         self.prices: dict[tuple[fx.Node, Placement, Placement], float | None] = {}
         self.sources: dict[tuple[fx.Node, Available, Placement], Source | None] = {}
-        self.bridges: dict[tuple[fx.Node, Available, Available], float] = {}
+        self.known: dict[tuple[fx.Node, int], Bridges] = {}
 
     def bit(self, placement: Placement) -> Available:
         if placement not in self.bits:
@@ -64,14 +64,15 @@ class Conversions:
             self.sources[key] = None if price is None or source is None else (price, source)
         return self.sources[key]
 
+    def bridges(self, node: fx.Node, count: int) -> Bridges:
+        """Of a value that stands for so many."""
+        return self.known.setdefault((node, count), Bridges(self, node, count))
+
     def bridge(self, node: fx.Node, given: Available, wanted: Available) -> float:
         """What it costs to have a value in all wanted placements; infinite if it cannot be."""
-        key = node, given, wanted
-        if key not in self.bridges:
-            targets = self.placements(wanted & ~given)
-            found = [self.cheapest(node, given, target) for target in targets]
-            self.bridges[key] = sum(math.inf if source is None else source[0] for source in found)
-        return self.bridges[key]
+        targets = self.placements(wanted & ~given)
+        found = [self.cheapest(node, given, target) for target in targets]
+        return sum(math.inf if source is None else source[0] for source in found)
 
     def price(self, node: fx.Node, source: Placement, target: Placement) -> float | None:
         key = node, source, target
@@ -93,6 +94,18 @@ class Conversions:
     def _reader(self, node: fx.Node) -> DivisionRequest | None:
         readers = (self.space.requests.get(user) for user in node.users)
         return next((request for request in readers if request is not None), None)
+
+
+class Bridges(dict[tuple[Available, Available], float]):
+    """What it costs to have `count` values like one where they are wanted, by where they are."""
+
+    def __init__(self, conversions: Conversions, node: fx.Node, count: int) -> None:
+        super().__init__()
+        self.conversions, self.node, self.count = conversions, node, count
+
+    def __missing__(self, key: tuple[Available, Available]) -> float:
+        self[key] = self.count * self.conversions.bridge(self.node, *key)
+        return self[key]
 
 
 def is_whole(placement: Placement) -> bool:

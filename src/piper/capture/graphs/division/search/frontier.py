@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import fx
 
+from piper.capture.graphs.division.search.conversions import Bridges
 from piper.capture.graphs.division.search.moves import Moves
 from piper.capture.graphs.division.search.steps import Alive, Choice, State, Step, Transition
 from piper.ir.placement.placements import Placement
@@ -21,9 +23,8 @@ SAME = 1 + 1e-9  # costs are equal up to rounding
 RIVALS = 12  # cheaper states that each is compared with
 
 
-@dataclass(frozen=True, slots=True)
-class Trail:
-    """A list of choices; states share their beginnings."""
+class Trail(NamedTuple):
+    """A list of choices; states share their beginnings. A tuple: very many are made."""
 
     before: Trail | None
     last: Transition
@@ -38,6 +39,7 @@ class Trail:
 
 
 Best = dict[State, tuple[float, Trail | None]]
+Rival = tuple[State, float]  # a state, and what it costs
 
 
 def no_better(found: Best, before: Best) -> bool:
@@ -105,10 +107,10 @@ class Frontier:
     def _pruned(self, step: Step, found: Best, width: int) -> Best:
         """Without states that a cheaper one can be turned into for the difference."""
         kept: Best = {}
-        rivals: list[tuple[State, float]] = []
+        rivals: list[Rival] = []
         for state in sorted(found, key=lambda state: found[state][0]):
             cost = found[state][0]
-            if not any(self._reaches(step, rival, state, cost - less) for rival, less in rivals):
+            if not _reached(step.bridges, rivals, state, cost):
                 kept[state] = found[state]
                 if len(rivals) < RIVALS:
                     rivals.append((state, cost))
@@ -116,24 +118,34 @@ class Frontier:
                 break
         return kept
 
-    def _reaches(self, step: Step, live: State, state: State, limit: float) -> bool:
-        """Called most of all: prices are mostly known, and looked up here."""
-        known, bridge = self.moves.conversions.bridges, self.moves.conversions.bridge
-        for (node, count), given, wanted in zip(step.places, live, state, strict=True):
-            if wanted & ~given:
-                price = known.get((node, given, wanted))
-                limit -= count * (bridge(node, given, wanted) if price is None else price)
-                if limit < 0:
-                    return False
-        return True
+
+def _reached(bridges: list[Bridges], rivals: list[Rival], state: State, cost: float) -> bool:
+    """Whether a rival can be turned into a state. Called most of all, so it is one loop.
+
+    The last rival is mostly the most similar one.
+    """
+    for rival, less in reversed(rivals):
+        left = cost - less
+        for known, given, wanted in zip(bridges, rival, state, strict=True):
+            if given != wanted and wanted & ~given:
+                left -= known[given, wanted]
+                if left < 0:
+                    break
+        else:
+            return True
+    return False
 
 
 def _through(step: Step, states: Best, limit: float) -> Best:
     """All states behind a step that cost no more than the limit."""
     found: Best = {}
     for state, (cost, trail) in states.items():
-        for after, transition in step.after(state):
+        rest, transitions = step.after(state)
+        for transition in transitions:
             total = cost + transition.cost
-            if total <= limit and (after not in found or total < found[after][0]):
-                found[after] = total, Trail(trail, transition)
+            if total <= limit:
+                after = rest + transition.after
+                known = found.get(after)
+                if known is None or total < known[0]:
+                    found[after] = total, Trail(trail, transition)
     return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import fx
 
@@ -25,6 +26,10 @@ class Move:
     hubs: tuple[Read, ...] = ()
 
 
+Near = tuple[Placement | None, ...]
+Known = dict[tuple[fx.Node, Near], list[Move]]
+
+
 @dataclass
 class Moves:
     """`held`: the placements of shared parameters and of hubs."""
@@ -32,16 +37,27 @@ class Moves:
     conversions: Conversions
     held: dict[fx.Node, Placement]
 
+    known: Known = field(default_factory=dict)
+    transitions: dict[Hashable, Any] = field(default_factory=dict)  # what steps have found
+
     def __post_init__(self) -> None:
         self.space = self.conversions.space
-        self.known: dict[fx.Node, list[Move]] = {}
+
+    def holding(self, held: dict[fx.Node, Placement]) -> Moves:
+        """Others that are placed so. What does not depend on them is known already."""
+        return replace(self, held=held)
 
     def of(self, node: fx.Node) -> list[Move]:
         """None, if a parameter is held in a way that the node cannot use."""
-        if node not in self.known:
+        key = node, self.near(node)
+        if key not in self.known:
             every = (self._move(node, option) for option in self.space.options[node])
-            self.known[node] = [move for move in every if move is not None]
-        return self.known[node]
+            self.known[key] = [move for move in every if move is not None]
+        return self.known[key]
+
+    def near(self, node: fx.Node) -> Near:
+        """How shared parameters and hubs are placed that a node reads, and the node itself."""
+        return tuple([self.held.get(one) for one in (node, *operands(node))])
 
     def least(self, node: fx.Node) -> float:
         """What a node costs at least."""

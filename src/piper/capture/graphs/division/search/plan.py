@@ -60,7 +60,7 @@ class _Search:
     def __post_init__(self) -> None:
         self.last = last_uses(self.space, self.result)
         self.segments = segments_of(self.space, self.last)
-        self.conversions = Conversions(self.space)
+        self.moves = Moves(Conversions(self.space), {})
         self.frontiers: dict[tuple, tuple[Segment, Frontier]] = {}
         self.solved: dict[tuple, dict[Placement, Solution]] = {}
         self.fixed: dict[fx.Node, list[fx.Node]] = {}
@@ -72,7 +72,7 @@ class _Search:
 
     def refined(self, rough: Plan) -> Plan:
         """The same placements of shared parameters and hubs, and all others looked at closely."""
-        matrix = partial(self._matrix, Moves(self.conversions, rough.fixed), ROUGH, None)
+        matrix = partial(self._matrix, self.moves.holding(rough.fixed), ROUGH, None)
         close = near(self.segments, matrix, CLOSE)
         for key, begun in self.begun(rough).items():
             close[key] |= begun
@@ -104,7 +104,7 @@ class _Search:
 
     def plan(self, fixed: Fixed, widths: tuple[int, ...], close: Near | None = None) -> Plan | None:
         """The cheapest plan with shared parameters and hubs placed so, if there is one."""
-        matrix = partial(self._matrix, Moves(self.conversions, fixed), widths, close)
+        matrix = partial(self._matrix, self.moves.holding(fixed), widths, close)
         ends = cheapest(self.segments, matrix)
         found = [
             (cost + more, end, path)

@@ -28,7 +28,7 @@ class Segment:
 
     entry: fx.Node | None  # None: the first segment
     nodes: tuple[fx.Node, ...]
-    key: Hashable  # equal for segments with equal choices
+    key: int  # equal for segments with equal choices
 
     @property
     def exit(self) -> fx.Node:
@@ -66,12 +66,14 @@ def segments_of(space: Space, last: dict[fx.Node, fx.Node]) -> list[Segment]:
     """Cut behind each node that is the only one whose value is still needed."""
     number = {node: k for k, node in enumerate((*space.order, space.graph.output_node()))}
     found: list[Segment] = []
+    keys: dict[Hashable, int] = {}  # long ones, which would be hashed again and again
     entry, start, needed = None, 0, -1
     for k, node in enumerate(space.order):
         until = number[last.get(node, node)]
         if needed <= k:
             nodes = tuple(space.order[start : k + 1])
-            found.append(Segment(entry, nodes, _key(space, entry, nodes)))
+            key = keys.setdefault(_key(space, entry, nodes), len(keys))
+            found.append(Segment(entry, nodes, key))
             entry, start, needed = node, k + 1, until
         else:
             needed = max(needed, until)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import fx
@@ -67,19 +66,19 @@ class Step:
         }
         made = self._first(node)
         self.alive[made] = self.alive.get(made, 0) + 1
-        self.places = list(self.alive.items())
-        self.known: dict[State, list[Transition]] = {}
+        self.bridges = [moves.conversions.bridges(*place) for place in self.alive.items()]
+        same = node, moves.near(node), tuple(self.operands), tuple(self.kept)
+        self.known: dict[State, list[Transition]] = moves.transitions.setdefault(same, {})
 
     def _first(self, operand: fx.Node) -> fx.Node:
         return self.joined.get(operand, operand)
 
-    def after(self, state: State) -> Iterator[tuple[State, Transition]]:
+    def after(self, state: State) -> tuple[State, list[Transition]]:
+        """Where values that the node does not read are available, and what it may do."""
         given = tuple([state[k] for k in self.read])
-        rest = tuple([state[k] for k in self.rest])
         if given not in self.known:
             self.known[given] = self._transitions(given)
-        for transition in self.known[given]:
-            yield rest + transition.after, transition
+        return tuple([state[k] for k in self.rest]), self.known[given]
 
     def _transitions(self, given: State) -> list[Transition]:
         """Of those that end alike, the cheapest."""
