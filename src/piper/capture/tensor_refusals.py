@@ -48,3 +48,11 @@ def resized(name: str, reach: Reach, before: Tensor, after: Tensor) -> CaptureEr
         "let it have its largest shape from the start, and use a part of it "
         f"(self.{attribute}[:length]); or compute it in each forward, without keeping it",
     )
+
+
+def written_by_memory(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "what as_strided returns is written to in place: gradients of that would be wrong",
+        "write to slices of the tensor, or compute a new tensor",
+    )

@@ -17,9 +17,12 @@ from torch import Tensor, fx
 from piper.capture.fx_nodes import insert, is_contiguous, value
 
 aten = torch.ops.aten
+BY_MEMORY = (
+    aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default,
+)  # fmt: skip
 SENSITIVE = (
-    aten.view.default, aten.view.dtype, aten._unsafe_view.default, aten.as_strided.default,
-    aten.view_as_complex.default, aten.view_as_real.default, aten._reshape_alias.default,
+    aten.view.default, aten.view.dtype, aten._unsafe_view.default, aten.view_as_complex.default,
+    aten.view_as_real.default, aten._reshape_alias.default, *BY_MEMORY,
 )  # fmt: skip
 
 

@@ -31,6 +31,8 @@ _ASSERTIONS = frozenset({
 })  # fmt: skip
 # torch 2.11 loses their check where it differentiates them.
 _CHECKED = frozenset({aten.linalg_lu_factor.default, aten.linalg_ldl_factor.default})
+# torch's derivative of it is wrong: autograd itself takes another way where it sees such a write.
+_WRITTEN = aten.as_strided_scatter.default
 _PACKED = frozenset({
     aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data,
 })  # fmt: skip
@@ -68,6 +70,8 @@ def clean(traced: Traced) -> None:
                 raise refusals.checked_values(line(node))
             elif node.target in _PACKED:
                 raise refusals.packed(line(node))
+            elif node.target is _WRITTEN:
+                raise tensor_refusals.written_by_memory(line(node))
             elif node.target in _LOOKUPS and arguments(node)["scale_grad_by_freq"]:
                 raise refusals.scaled_by_frequency(line(node))
         _own_results(traced)

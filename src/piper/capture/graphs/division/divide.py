@@ -14,6 +14,7 @@ from piper.capture.fx_nodes import insert, line, value
 from piper.capture.graphs.division import equivalents, refusals
 from piper.capture.graphs.division.calls import tensors
 from piper.capture.graphs.division.expert_rows import refuse_rows
+from piper.capture.graphs.division.layouts import refuse_outside
 from piper.capture.graphs.division.local_graph import local_graph
 from piper.capture.graphs.division.ring import rewrite_attention
 from piper.capture.graphs.division.row_division import divided_by_rows
@@ -116,6 +117,7 @@ def _refuse(traced: Traced, wanted: Requests) -> None:
     for node, request in wanted.items():
         if request.what != "experts" and not all(map(_is_known, tensors(node))):
             raise refusals.unknown_size_in_division(line(node))
+    refuse_outside(wanted)
 
 
 def _is_known(tensor: Any) -> bool:

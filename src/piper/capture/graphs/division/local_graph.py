@@ -14,6 +14,7 @@ from piper.capture import refusals
 from piper.capture.fx_nodes import line, value
 from piper.capture.graphs.division import expert_rows
 from piper.capture.graphs.division.calls import Emitter, Option, operands
+from piper.capture.graphs.division.layouts import as_traced
 from piper.capture.graphs.division.levels import Form, hosts_of, is_message, levels_of
 from piper.capture.graphs.division.notes import notes_of
 from piper.capture.graphs.division.pieces import own_piece, pack, unpack
@@ -192,12 +193,12 @@ class _Writer:
         option = self.plan.options[node]
         with self._at(node, run, piece):
             if node not in self.space.requests:
-                made = self._copied(node, lambda need: self._form(need, Invariant()))
+                made = self._copied(node, lambda need: self._argument(node, need, Invariant()))
             elif self.space.is_expert(node):
                 made = self._write_expert(node, option)
             else:
                 reads = dict(zip(operands(node), option.inputs, strict=True))
-                every = {need: self._form(need, read) for need, read in reads.items()}
+                every = {need: self._argument(node, need, read) for need, read in reads.items()}
                 args, kwargs = fx.map_arg((node.args, node.kwargs), every.__getitem__)
                 made = localized(self.space.call(node), option, self.emit, args, kwargs)
         self.forms[node, option.output] = made
@@ -224,6 +225,9 @@ class _Writer:
             return self.emit(node.target, *args, **kwargs)
         except Exception as error:
             raise refusals.fixed_rows(line(node), str(error)) from error
+
+    def _argument(self, node: fx.Node, need: fx.Node, placement: Placement) -> fx.Node:
+        return as_traced(self.emit, node, need, self._form(need, placement))
 
     def _copied(self, node: fx.Node, argument: Any) -> fx.Node:
         copy = self.graph.node_copy(node, argument)

@@ -58,6 +58,16 @@ def unknown_size_in_division(where: str) -> CaptureError:
     )
 
 
+def memory_of_others(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "as_strided reads memory outside of its tensor, or between its elements, in a divided "
+        "region",
+        "write it with slices, unfold or reshape, or call contiguous() before it; or leave that "
+        "region out of the Shard of weights or tokens",
+    )
+
+
 def uneven_rows(where: str, rows: int, ways: int) -> CaptureError:
     return refusal(
         where,
