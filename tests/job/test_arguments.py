@@ -13,6 +13,8 @@ from torch.optim.lr_scheduler import StepLR
 
 from piper import Place, Trainer, where
 from piper.errors import InputError, PiperError
+from piper.job.options import ADAMW as ADAMW_BY_DEFAULT
+from piper.job.other_words import DEFAULT
 from piper.names import amount
 
 X, Y = torch.randn(4, 3), torch.randn(4, 3)
@@ -40,14 +42,31 @@ def trainer(
     [
         ({"model": functional.mse_loss}, "model: it is of type function", "Trainer(model, loss_fn"),
         ({"loss_fn": 1.0}, "loss_fn: it is of type float", "a function of the model's output"),
-        ({"optimizer": MADE}, "optimizer: it is of type SGD, already made", ADAMW),
+        (
+            {"optimizer": MADE},
+            "optimizer: it is of type SGD, already made",
+            "write optimizer=partial(torch.optim.SGD, lr=0.1)",
+        ),
         ({"optimizer": None}, "optimizer: it is None", ADAMW),
         ({"optimizer": lambda: MADE}, "optimizer: it cannot be called with parameters", ADAMW),
         ({"lr_scheduler": StepLR(MADE, 3)}, "it is of type StepLR, already made", COSINE),
         ({"lr_scheduler": StepLR}, "lr_scheduler: it cannot be called with an optimizer", COSINE),
         ({"max_nrom": 1.0}, "Trainer: it has no option max_nrom", "write max_norm=..."),
-        ({"grad_clip": 1.0}, "Trainer: it has no option grad_clip", "write max_norm=..., the norm"),
-        ({"lr": 1e-3}, "Trainer: it has no option lr", "write optimizer=partial(torch.optim.AdamW"),
+        ({"grad_clip": 1.0}, "Trainer: it has no option grad_clip", "write max_norm=1.0, the norm"),
+        (
+            {"lr": 1e-3, "weight_decay": 0.2},
+            "Trainer: it has no option lr",
+            "write optimizer=partial(torch.optim.AdamW, lr=0.001, weight_decay=0.2); the default "
+            "is partial(torch.optim.AdamW, lr=3e-4), and torch's own for the rest, such as "
+            "weight_decay=0.01",
+        ),
+        (
+            {"gradient_accumulation_steps": 4},
+            "no option gradient_accumulation_steps",
+            "strategies.one_f_one_b(microbatches=4)",
+        ),
+        ({"mixed_precision": "bf16"}, "no option mixed_precision", "write precision='bf16'"),
+        ({"bf16": True}, "no option bf16", 'write precision="bf16"'),
         (
             {"colour": 1.0},
             "Trainer: it has no option colour",
@@ -80,6 +99,10 @@ def test_what_is_wrong_is_told(given: dict[str, Any], what: str, fix: str) -> No
     told, _, advice = str(error.value).partition("\n  fix: ")
     assert what in told
     assert fix in advice
+
+
+def test_the_default_that_errors_name_is_the_default() -> None:
+    assert {name: float(one) for name, one in DEFAULT.items()} == ADAMW_BY_DEFAULT.keywords
 
 
 @pytest.mark.parametrize(("batch", "count"), [((X,), 1), ((X, Y, X), 3), (([X, Y, X],), 3)])

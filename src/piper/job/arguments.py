@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, wraps
 from inspect import Signature, signature
 from typing import Any, ParamSpec, TypeVar
@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from piper.errors import InputError, Problem, no_option
 from piper.job.batch.batch import Batch
+from piper.job.other_words import elsewhere, to_make_again
 from piper.names import amount
 from piper.runtime.state.optimizers import SCHEDULER
 from piper.runtime.state.parameter_groups import is_named
@@ -21,20 +22,6 @@ Given = ParamSpec("Given")
 Made = TypeVar("Made")
 EXAMPLE = "write example=(x, y): one batch as `step` gets it; only its shapes and types count"
 LOG = logging.getLogger("piper")
-OPTIMIZER = "write optimizer=partial(torch.optim.AdamW, lr=3e-4, weight_decay=0.1)"
-ELSEWHERE = {  # what other systems call their options: what to write here
-    **dict.fromkeys(
-        ("grad_clip", "clip_grad", "clip_grad_norm", "max_grad_norm", "gradient_clip_val"),
-        "write max_norm=..., the norm that gradients are clipped to",
-    ),
-    **dict.fromkeys(("lr", "learning_rate", "weight_decay", "betas"), OPTIMIZER),
-    **dict.fromkeys(
-        ("gradient_accumulation_steps", "accumulate_grad_batches", "micro_batch_size"),
-        "write microbatches=... in the strategy, such as strategies.one_f_one_b(microbatches=8)",
-    ),
-    **dict.fromkeys(("bf16", "fp16", "mixed_precision"), 'write precision="bf16" or "fp16"'),
-    **dict.fromkeys(("epochs", "num_train_epochs", "max_steps"), "write a loop over trainer.step"),
-}
 
 
 def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
@@ -52,21 +39,16 @@ def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
     def checked(*args: Given.args, **given: Given.kwargs) -> Made:
         for name in given:
             if name not in known:
-                raise InputError(where, unknown(name, options))
+                raise InputError(where, unknown(name, options, given))
         refuse_unbound(where, shape, args, given)
         return call(*args, **given)
 
     return checked
 
 
-def unknown(name: str, options: Sequence[str]) -> Problem:
-    """
-    >>> print(unknown("grad_clip", ["max_norm"]).fix)
-    write max_norm=..., the norm that gradients are clipped to
-    """
-    if name in ELSEWHERE:
-        return Problem(f"it has no option {name}", ELSEWHERE[name])
-    return no_option("it", name, options)
+def unknown(name: str, options: Sequence[str], given: Mapping[str, Any]) -> Problem:
+    fix = elsewhere(name, given)
+    return Problem(f"it has no option {name}", fix) if fix else no_option("it", name, options)
 
 
 def refuse_unbound(where: str, shape: Signature, args: Any, given: dict[str, Any]) -> None:
@@ -106,7 +88,7 @@ def refuse_synchronised_norms(model: torch.nn.Module, replicas: int) -> None:
 
 def refuse_wrong_options(optimizer: Any, lr_scheduler: Any, max_norm: Any) -> None:
     if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
-        raise no("optimizer", optimizer, "write optimizer=partial(torch.optim.AdamW, lr=3e-4)")
+        raise no("optimizer", optimizer, to_make_again(optimizer))
     made = isinstance(lr_scheduler, LRScheduler)
     if made or not (lr_scheduler is None or callable(lr_scheduler)):
         raise no("lr_scheduler", lr_scheduler, SCHEDULER)
