@@ -93,6 +93,17 @@ def test_one_that_does_not_fit_is_refused_with_a_table(job: Job, example: Batch)
     assert lines[-1].removeprefix("  fix: write ").split()[0] in fits
 
 
+def test_what_a_strategy_does_already_is_no_row(job: Job, example: Batch) -> None:
+    done = within(job, 4e-4, one_f_one_b(2, 4, offload="optimizer", remat=True))
+
+    with pytest.raises(InputError) as refused:
+        done.compile(example)
+
+    rows = {line.split()[0] for line in str(refused.value).splitlines()[2:-1]}
+    assert not rows & {'offload="optimizer"', "remat=True", 'offload="parameters"'}
+    assert {"as", 'offload=["activations",', 'offload=["optimizer",'} <= rows
+
+
 @drawn
 def test_what_the_table_advises_fits_when_it_is_followed(job: Job, example: Batch) -> None:
     """Any strategy, and any limit that some change can keep; written as the fix says."""

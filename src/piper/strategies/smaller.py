@@ -44,11 +44,13 @@ TOGETHER: tuple[tuple[What, ...], ...] = (KINDS[:2], KINDS[1:], KINDS)
 
 
 def away(strategy: Strategy) -> Iterator[Change]:
-    """More and more in host memory."""
-    for what in KINDS:
-        yield f'offload="{what}"', offloaded(strategy, (what,))
-    for some in TOGETHER:
-        yield f"offload={listed(some)}", offloaded(strategy, some)
+    """More and more in host memory, beside what waits there already."""
+    have = {one.what for one in strategy if isinstance(one, Offload) and one.filter == where()}
+    some = [(kind,) for kind in KINDS] + [*TOGETHER]
+    wanted = dict.fromkeys(tuple(k for k in KINDS if k in have or k in new) for new in some)
+    for kinds in wanted:
+        if set(kinds) != have:
+            yield f"offload={listed(kinds)}", offloaded(strategy, kinds)
 
 
 def least(strategy: Strategy, shards: bool) -> Iterator[Change]:
@@ -60,7 +62,12 @@ def least(strategy: Strategy, shards: bool) -> Iterator[Change]:
 
 
 def listed(kinds: tuple[What, ...]) -> str:
-    return "[" + ", ".join(f'"{what}"' for what in kinds) + "]"
+    """
+    >>> print(listed(("optimizer",)), listed(("optimizer", "parameters")))
+    "optimizer" ["optimizer", "parameters"]
+    """
+    text = ", ".join(f'"{what}"' for what in kinds)
+    return text if len(kinds) == 1 else f"[{text}]"
 
 
 def recomputed(strategy: Strategy, keep: str | tuple[str, ...]) -> Strategy:
@@ -72,8 +79,10 @@ def recomputed(strategy: Strategy, keep: str | tuple[str, ...]) -> Strategy:
 
 def offloaded(strategy: Strategy, what: tuple[What, ...]) -> Strategy:
     """These wait in host memory, of all regions."""
-    others = [one for one in strategy if not isinstance(one, Offload) or one.what not in what]
-    return Strategy([*others, *(Offload(where(), one) for one in what)])
+    done = [one for one in strategy if isinstance(one, Offload) and one.filter == where()]
+    new = [one for one in what if all(one != old.what for old in done)]
+    others = [one for one in strategy if not isinstance(one, Offload) or one.what not in new]
+    return Strategy([*others, *(Offload(where(), one) for one in new)])
 
 
 def at_level(strategy: Strategy, zero: int) -> Strategy:
