@@ -270,6 +270,40 @@ def test_blocks_without_a_list_are_found_by_their_class(
     assert tags_of(job) == list(range(len(paths)))
 
 
+class Hourglass(nn.Module):
+    """The block in the middle is in no list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.places = nn.Linear(6, 6), nn.Parameter(torch.zeros(6))
+        self.down, self.up = (nn.ModuleList(Block() for _ in range(2)) for _ in range(2))
+        self.middle, self.merge = Block(), nn.ModuleList(nn.Linear(12, 6) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = [x := self.stem(x) + self.places]
+        for block in self.down:
+            skips.append(x := block(x))
+        x = self.middle(x)
+        for merge, block in zip(self.merge, self.up, strict=True):
+            x = block(merge(torch.cat([x, skips.pop()], -1)))
+        return x
+
+
+def test_a_block_between_lists_of_its_class_is_a_layer() -> None:
+    found = piper.tag_layers(Hourglass(), torch.ones(2, 6))
+
+    assert str(found) == (
+        "found 5 layers\n"
+        "  L=0 to 1: down.0 to down.1 (Block), 220 parameters\n"
+        "  L=2: middle (Block), 110 parameters\n"
+        "  L=3 to 4: up.0 to up.1 (Block), 220 parameters\n"
+        "  outside, joining their neighbours: places, stem, merge, 204 parameters"
+    )
+    batch = torch.randn(8, 6, dtype=torch.float64), torch.randn(8, 6, dtype=torch.float64)
+    job = Job(Hourglass().double(), nn.MSELoss(), BUILDERS["1f1b"](pp=2, microbatches=2), CPU)
+    assert compare(job, Batch.of(batch), *job.compile(Batch.of(batch)), steps=2).agrees
+
+
 def test_a_model_without_repeated_blocks_says_what_to_write() -> None:
     with pytest.raises(piper.errors.CaptureError) as error:
         piper.tag_layers(Odd(), torch.ones(2, 6))

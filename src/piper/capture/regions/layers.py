@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -19,6 +19,7 @@ from piper.names import amount
 LOG = logging.getLogger("piper")
 LAYER = "L"  # the tag of layers
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+MOST = 8  # names that are shown
 BY_HAND = f'write `with piper.annotate("{LAYER}"):` around each layer, or piper.tag(model, ...)'
 
 
@@ -44,12 +45,14 @@ class Layers:
 
     stacks: tuple[Stack, ...]
     rest: int  # parameters outside the layers
+    outside: tuple[str, ...] = ()  # the modules that these are in, and those of modules with layers
 
     def __len__(self) -> int:
         return sum(len(stack.paths) for stack in self.stacks)
 
     def __str__(self) -> str:
-        rest = f"outside, joining their neighbours: {self.rest:,} parameters"
+        first = f"{', '.join(self.outside[:MOST])}{', ...' * (len(self.outside) > MOST)}"
+        rest = f"outside, joining their neighbours: {first or 'nothing'}, {self.rest:,} parameters"
         rows = [*map(str, self.stacks), rest]
         return "\n  ".join([f"found {amount(len(self), 'layer')}", *rows])
 
@@ -99,7 +102,7 @@ def _blocks_of(model: nn.Module, run: Run) -> list[str]:
         found = [call.path for call in search(run.root, modules)]
         larger = [path for path in found if not _is_leaf(modules[path])]
         if len(larger or found) > 1:
-            return larger or found
+            return [*_with_equals(run.root, modules, larger)] if larger else found
     what = f"no module of {type(model).__name__} is a list of blocks that run one by one"
     raise CaptureError("tag_layers", Problem(what, BY_HAND))
 
@@ -111,6 +114,22 @@ def _blocks(call: Call, modules: dict[str, nn.Module]) -> Iterator[Call]:
             yield inner
         else:
             yield from _blocks(inner, modules)
+
+
+def _with_equals(call: Call, modules: dict[str, nn.Module], blocks: list[str]) -> Iterator[str]:
+    """The blocks, and modules of their class that are in no list: the middle of a U-Net."""
+    kinds = {type(modules[path]) for path in blocks} - {*LISTS}
+    for inner in call.inside:
+        if inner.path in blocks or (
+            type(modules[inner.path]) in kinds and not _contains(inner.path, blocks)
+        ):
+            yield inner.path
+        else:
+            yield from _with_equals(inner, modules, blocks)
+
+
+def _contains(path: str, blocks: Iterable[str]) -> bool:
+    return any(block.startswith(f"{path}.") for block in blocks)
 
 
 def _siblings(call: Call, modules: dict[str, nn.Module]) -> Iterator[Call]:
@@ -165,5 +184,17 @@ def _described(model: nn.Module, blocks: Sequence[str]) -> Layers:
         stacks.append(Stack(first, paths, kind.__name__, sum(own.values())))
         seen |= own.keys()
         first += len(paths)
-    rest = sum(p.numel() for p in model.parameters() if id(p) not in seen)
-    return Layers(tuple(stacks), rest)
+    rest = {name: p.numel() for name, p in model.named_parameters() if id(p) not in seen}
+    outside = dict.fromkeys(_home(name, blocks) for name in rest)
+    return Layers(tuple(stacks), sum(rest.values()), tuple(outside))
+
+
+def _home(name: str, blocks: Sequence[str]) -> str:
+    """The outermost module around a parameter that no layer is in.
+
+    >>> _home("model.embed.weight", ["model.layers.0"]), _home("model.places", ["model.layers.0"])
+    ('model.embed', 'model.places')
+    """
+    parts = name.split(".")
+    paths = (".".join(parts[:k]) for k in range(1, len(parts)))
+    return next((path for path in paths if not _contains(path, blocks)), name)
