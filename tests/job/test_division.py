@@ -152,7 +152,7 @@ def test_a_run_says_what_is_not_divided(caplog: pytest.LogCaptureFixture) -> Non
     assert line.startswith(
         "not divided, every device computes all of it: scaled_dot_product_attention (dense_net.py"
     )
-    assert line.endswith(") x2, which has 4 heads: not a multiple of 8")
+    assert line.endswith(") x2, which has 4 heads: not a multiple of tp=8")
 
 
 def kept(length: int, **how: int) -> int:

@@ -20,11 +20,13 @@ DIM, HEADS = 8, 2
 
 
 class Patches(nn.Module):
-    """Patches of an image attend to each other."""
+    """Patches of an image attend to each other, between convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, DIM, 2, stride=2)
+        self.near = nn.Conv1d(DIM, DIM, 3, padding=1, groups=DIM)
+        self.up = nn.ConvTranspose1d(DIM, DIM, 2, stride=2)
         self.qkv, self.head = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, 5)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -33,7 +35,8 @@ class Patches(nn.Module):
         split = self.qkv(x).view(rows, tokens, 3, HEADS, DIM // HEADS)
         q, k, v = split.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v)
-        return self.head((x + mixed.transpose(1, 2).reshape(x.shape)).mean(1))
+        x = (x + mixed.transpose(1, 2).reshape(x.shape)).transpose(1, 2)
+        return self.head(self.up(self.near(x)).mean(2))
 
 
 def lines(caplog: Any, rows: int, **given: Any) -> list[str]:
@@ -45,16 +48,18 @@ def lines(caplog: Any, rows: int, **given: Any) -> list[str]:
         captured, compiled = job.compile(batch)
     found = compare(job, batch, captured, compiled)
     assert found.agrees, (found.steps, found.wrong)
-    return [line for line in caplog.messages if "rows are divided" in line]
+    return [line for line in caplog.messages if "divided by rows" in line]
 
 
 def test_rows_that_are_divided_instead_of_tokens_are_said(caplog) -> None:
     (line,) = lines(caplog, rows=2)
 
-    assert line.startswith("rows are divided, not tokens, as that sends less: scaled_dot_product")
+    assert not [one for one in caplog.messages if one.startswith("not divided")]
+    assert line.startswith("divided by rows, not by tokens, as that sends less: scaled_dot_product")
     assert line.endswith(
-        'works on whole sequences; to divide tokens, write attention="ring" (cp_attention="ring" '
-        "in a builder), or give each microbatch fewer rows than devices"
+        "`piper show` lists what is sent before and behind; to divide tokens, write "
+        'attention="ring" (cp_attention="ring" in a builder), or give each microbatch fewer rows '
+        "than devices"
     )
 
 

@@ -192,7 +192,7 @@ def test_operators_without_a_rule_work_on_whole_tensors() -> None:
     assert_exact(captured, model, 2, eager(model, nll, batch()), policy=())
 
     assert placements(captured)["up.weight"] == Cut(0)
-    unknown = "an operator that Piper does not know how to divide"
+    unknown = "an operator that Piper does not know how to divide by tp=2"
     for name, said in zip(("renorm", "kthvalue"), captured.undivided, strict=True):
         assert re.fullmatch(rf"{name} \(models\.py:\d+\), {unknown}", said)
 

@@ -139,7 +139,8 @@ def undivided_lines(found: Iterable[str]) -> Iterator[str]:
 def by_rows_lines(found: Iterable[str]) -> Iterator[str]:
     """For the user: what `cp` divides, if not tokens."""
     return (
-        f"rows are divided, not tokens, as that sends less: {one} works on whole sequences; to "
+        f"divided by rows, not by tokens, as that sends less: {one}; each device works on whole "
+        "sequences of some rows there, and `piper show` lists what is sent before and behind; to "
         'divide tokens, write attention="ring" (cp_attention="ring" in a builder), or give each '
         "microbatch fewer rows than devices"
         for one in found

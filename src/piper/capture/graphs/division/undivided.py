@@ -17,6 +17,7 @@ from piper.capture.graphs.division.search.prices import flops
 from piper.capture.graphs.division.search.space import Space
 from piper.ir.placement.placements import LOCAL, Conversion, Cut, Placement
 
+AXES = {"tokens": "cp", "weights": "tp"}  # what builders call them
 LITTLE = 0.01  # of all work: a router, or a head with two classes
 
 
@@ -56,9 +57,10 @@ def _is_whole(plan: Plan, node: fx.Node) -> bool:
 
 
 def _reason(space: Space, node: fx.Node) -> str:
+    request, sizes = space.requests[node], shape(node)
+    asked = f"{AXES[request.what]}={request.ways}"
     if not has_rule(space.call(node)):
-        return "an operator that Piper does not know how to divide"
-    ways, sizes = space.requests[node].ways, shape(node)
-    if packet(node) is aten.scaled_dot_product_attention and sizes[HEADS] % ways:
-        return f"which has {sizes[HEADS]} heads: not a multiple of {ways}"
-    return f"whose result has the shape {list(sizes)}"
+        return f"an operator that Piper does not know how to divide by {asked}"
+    if packet(node) is aten.scaled_dot_product_attention and sizes[HEADS] % request.ways:
+        return f"which has {sizes[HEADS]} heads: not a multiple of {asked}"
+    return f"whose result has the shape {list(sizes)}, which is not divided by {asked}"

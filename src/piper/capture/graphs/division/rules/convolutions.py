@@ -13,7 +13,10 @@ from piper.capture.graphs.division.rules.table import rule
 from piper.ir.placement.placements import Cut, Partial, Replicated
 
 aten = torch.ops.aten
-DIMENSIONS = {aten.conv1d: 1, aten.conv2d: 2, aten.conv3d: 3}
+ROWS = 0
+FORWARD = {aten.conv1d: 1, aten.conv2d: 2, aten.conv3d: 3}
+TRANSPOSED = {aten.conv_transpose1d: 1, aten.conv_transpose2d: 2, aten.conv_transpose3d: 3}
+DIMENSIONS = FORWARD | TRANSPOSED
 
 
 def _fewer_groups(
@@ -21,29 +24,36 @@ def _fewer_groups(
 ) -> fx.Node:
     """Groups that are divided are fewer on each device."""
     groups = call.argument("groups", 1)
-    if groups == 1:
+    by_rows = isinstance(option.output, Cut) and option.output.dim == ROWS
+    if groups == 1 or by_rows:
         return emit(call.node.target, *args, **kwargs)
-    names = ("stride", "padding", "dilation")
-    rest = [
-        call.argument(name, default) for name, default in zip(names, ([1], [0], [1]), strict=True)
-    ]
-    return emit(call.node.target, *args[:2], None, *rest, groups // call.ways)
+    stride, padding, dilation = (
+        call.argument(name, default)
+        for name, default in (("stride", [1]), ("padding", [0]), ("dilation", [1]))
+    )
+    rest = [dilation, groups // call.ways]
+    if call.packet in TRANSPOSED:
+        rest = [call.argument("output_padding", [0]), *reversed(rest)]
+    return emit(call.node.target, *args[:2], None, stride, padding, *rest)
 
 
 @rule(*DIMENSIONS, local=_fewer_groups)
 def convolution(call: Call) -> Iterator[Option]:
-    """Without a bias, [batch, channels, ...]: by outputs, by inputs, or by groups."""
+    """Without a bias, [batch, channels, ...]: by rows, by outputs, by inputs, or by groups."""
     batched = len(call.shape) == DIMENSIONS[call.packet] + 2
     if len(call.operands) > 2 or not batched:
         return
+    for cut in call.cuts((ROWS,)):
+        yield Option((cut, Replicated()), cut)
     groups = call.argument("groups", 1)
     if groups > 1:
         if groups % call.ways == 0 and not call.zigzag:
             yield Option((Cut(1), Cut(0)), Cut(1))
         return
+    outputs, inputs = (1, 0) if call.packet in TRANSPOSED else (0, 1)  # dimensions of the weight
     for blocks in call.blocks:
-        yield Option((Replicated(), Cut(0, blocks)), Cut(1, blocks))
-        yield Option((Cut(1, blocks), Cut(1, blocks)), Partial())
+        yield Option((Replicated(), Cut(outputs, blocks)), Cut(1, blocks))
+        yield Option((Cut(1, blocks), Cut(inputs, blocks)), Partial())
     yield Option((Partial(), Replicated()), Partial())
     yield Option((Replicated(), Partial()), Partial())
 

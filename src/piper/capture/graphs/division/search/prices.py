@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from piper.capture.graphs.division.calls import operands, packet, shape
-from piper.capture.graphs.division.rules.convolutions import DIMENSIONS
+from piper.capture.graphs.division.rules.convolutions import DIMENSIONS, TRANSPOSED
 from piper.capture.graphs.division.rules.einsum import letters
 from piper.ir.placement.placements import LOCAL, Conversion, Placement, exists, sent
 
@@ -51,7 +51,8 @@ def flops(node: fx.Node) -> float:
     if packet(node) is aten.scaled_dot_product_attention:
         return 4.0 * prod(shape(node)) * shape(node.all_input_nodes[1])[-2]
     if packet(node) in DIMENSIONS:
-        return 2.0 * prod(shape(node)) * prod(shape(node.all_input_nodes[1])[1:])
+        read, weight = map(shape, node.all_input_nodes[:2])
+        return 2.0 * prod(read if packet(node) in TRANSPOSED else shape(node)) * prod(weight[1:])
     if packet(node) is aten.einsum:
         return 2.0 * prod(_sizes(node).values())
     return 0.0

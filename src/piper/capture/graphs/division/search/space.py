@@ -11,8 +11,9 @@ from torch import fx
 from piper.capture.fx_nodes import line, value
 from piper.capture.graphs.division import expert_rows, refusals
 from piper.capture.graphs.division.blocks import block_counts
-from piper.capture.graphs.division.calls import Call, Option, operands, shape, tensors
+from piper.capture.graphs.division.calls import Call, Option, operands, packet, shape, tensors
 from piper.capture.graphs.division.rules import options_of
+from piper.capture.graphs.division.rules.convolutions import DIMENSIONS as CONVOLUTIONS
 from piper.capture.graphs.division.search.hubs import hubs_of
 from piper.capture.graphs.division.search.joined import joined
 from piper.capture.graphs.division.search.order import depth_first
@@ -160,14 +161,17 @@ class Space:
         return kept + added + sliced
 
     def _batch_cuts(self, calls: list[fx.Node]) -> dict[fx.Node, set[Cut]]:
-        """Placements that would cut the batch: `Split` and replicas do that."""
+        """Placements that would cut the batch: `Split` and replicas do that.
+
+        Behind a convolution, rows may be divided: it makes tokens of pictures, which have none.
+        """
         every = self.blocks.every
         some = next(iter(self.requests.values()))
         found = {
             node: {Cut(0, b, zigzag) for b in every for zigzag in (False, True)}
             for node in self.batch
         }
-        for node in calls:
+        for node in (one for one in calls if packet(one) not in CONVOLUTIONS):
             if any(operand in found for operand in operands(node)):
                 how = self.requests.get(node, some)
                 found[node] = set(_cuts(Call(node, how.ways, every, how.is_zigzag), found))
