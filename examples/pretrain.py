@@ -5,13 +5,15 @@
     piper run examples/pretrain.py -n 2 --config examples/pretrain_llama.toml strategy.dp=1
 
 Run it again to resume. What follows the file replaces entries of it. The text is the source of
-Python's standard library, byte by byte, or a file of your own (`data.file`).
+Python's standard library, byte by byte, or a file of your own (`data.file=text.txt`).
 """
 
 import argparse
+import ast
 import json
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -37,10 +39,24 @@ def config() -> dict[str, Any]:
     chosen = parser.parse_args()
     found = tomllib.loads(chosen.config.read_text())
     for entry in chosen.entries:
-        path, _, value = entry.partition("=")
+        path, equals, text = entry.partition("=")
         section, _, name = path.partition(".")
-        found[section][name] = json.loads(value) if value[:1] in '0123456789"[tf-' else value
+        known = found.get(section, {})
+        if not equals or not known or (section in ("data", "train") and name not in known):
+            there = ", ".join(f"{key}.{one}" for key, every in found.items() for one in every)
+            parser.error(f"{entry}: write one of these, with =value: {there}")
+        known[name] = value(text, known.get(name))
     return found
+
+
+def value(text: str, before: Any) -> Any:
+    """A number, a list, true, None, ...; else text. What is text in the file stays text."""
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError):
+            found = read(text)
+            is_text = isinstance(before, str) and not isinstance(found, str | list | None)
+            return text if is_text else found
+    return text
 
 
 def build(sizes: dict[str, Any], stages: int) -> tuple[torch.nn.Module, Any]:
@@ -51,7 +67,7 @@ def build(sizes: dict[str, Any], stages: int) -> tuple[torch.nn.Module, Any]:
 
 def rows_of(data: dict[str, Any], seed: int) -> Iterator[tuple[torch.Tensor, ...]]:
     file = data.get("file")
-    text = library_text() if file is None else torch.from_file(
+    text = library_text() if not file else torch.from_file(
         file, size=Path(file).stat().st_size, dtype=torch.uint8
     )  # fmt: skip
     return batches(text, data["rows"], data["length"], seed)

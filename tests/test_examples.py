@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from draws import draws, every
@@ -54,6 +56,58 @@ def test_a_recipe_trains_logs_saves_resumes_and_evaluates(name: str, tmp_path: P
     rows = list(csv.DictReader((tmp_path / "a.csv").open()))
     assert [int(row["step"]) for row in rows] == list(range(1, last + 3))
     assert last < 30 or float(rows[-1]["loss"]) < float(rows[0]["loss"])
+
+
+ENTRIES = {
+    "train.log=tensorboard": "tensorboard",
+    "train.log=wandb": "wandb",
+    "train.log=runs/a.csv": "runs/a.csv",
+    'train.log=["print", "a.csv"]': ["print", "a.csv"],
+    "train.log=null": None,
+    "train.checkpoint=2024": "2024",
+    "train.checkpoint=false": "false",
+    "train.checkpoint=-": "-",
+    "train.lr=1e-4": 1e-4,
+    "train.lr=.001": 0.001,
+    "train.ema=null": None,
+    "train.steps=10": 10,
+    "data.file=text.txt": "text.txt",
+    "data.file=2024.txt": "2024.txt",
+    "data.file=[draft].txt": "[draft].txt",
+    "data.file=a=b.txt": "a=b.txt",
+    "strategy.schedule=1f1b": "1f1b",
+    "strategy.schedule=zb-h1": "zb-h1",
+    "strategy.remat=true": True,
+    "strategy.remat=True": True,
+    "strategy.remat=auto": "auto",
+    'strategy.offload=["optimizer"]': ["optimizer"],
+    "model.kind=llama": "llama",
+    "model.layers=8": 8,
+}
+
+
+def config_of(monkeypatch: pytest.MonkeyPatch, *entries: str) -> dict[str, Any]:
+    file = str(EXAMPLES / "pretrain_llama.toml")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", ["pretrain.py", "--config", file, *entries])
+    return importlib.import_module("pretrain").config()
+
+
+def test_any_value_may_follow_the_file_as_one_types_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for entry, wanted in ENTRIES.items():
+        section, name = entry.partition("=")[0].split(".")
+        found = config_of(monkeypatch, entry)[section][name]
+        assert (found, type(found)) == (wanted, type(wanted)), entry
+
+
+@pytest.mark.parametrize("entry", ["train.step=10", "trian.steps=10", "train.steps", "steps=10"])
+def test_an_entry_that_does_not_exist_is_refused(
+    entry: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        config_of(monkeypatch, entry)
+
+    assert f"{entry}: write one of these, with =value: model.kind, " in capsys.readouterr().err
 
 
 @pytest.mark.soak
