@@ -161,9 +161,10 @@ def evaluate_on(_: int) -> Any:
     trainer.step(*halves[0])
     found = trainer.evaluate(halves)
     outputs = trainer.predict(halves[1][0])
+    labels = trainer.gather({"labels": halves[1][1], "replica": trainer.replica})
     weights = trainer.state_dict()
     trainer.close()
-    return found.loss, found.samples, outputs, weights
+    return found.loss, found.samples, labels, outputs, weights
 
 
 def evaluate_unequally(rank: int, fewer: int) -> str:

@@ -36,6 +36,7 @@ from piper.job.processes.stragglers import Stragglers
 from piper.job.programs.averaging import Averaging
 from piper.job.programs.evaluation import Evaluation, evaluated, predicted
 from piper.job.programs.forward_programs import ForwardPrograms
+from piper.job.programs.gathering import gathered
 from piper.job.programs.programs import Programs, whole_state
 from piper.job.programs.retarget import retargeted
 from piper.job.programs.step_programs import agreed_step, prepared, refuse_lengths
@@ -95,26 +96,17 @@ class Trainer:
         *,
         example: Any,
         optimizer: MakeOptimizer = ADAMW,
-        lr_scheduler: MakeScheduler | None = None,
-        no_decay: Sequence[str] = (),
+        lr_scheduler: MakeScheduler | None = None, no_decay: Sequence[str] = (),
         reduction: Literal["mean", "sum"] | None = None,
         loss_weight: Callable[..., Any] | None = None,
-        max_norm: float | None = None,
-        ema: float | None = None,
-        on_nan: OnNan | None = None,
+        max_norm: float | None = None, ema: float | None = None, on_nan: OnNan | None = None,
         precision: Precision | str | None = None,
-        compiled: bool = False,
-        graphs: GraphsOption = "auto",
-        seed: int = 0,
-        init: Init | None = None,
-        costs: Costs | str | Path | None = None,
-        memory_gib: float | None = None,
-        device: str | None = None,
-        log: Log = None,
-        max_programs: int = 64,
-        whole: Sequence[str] | None = None,
-        timeout: float = 600.0,
-    ) -> None:
+        compiled: bool = False, graphs: GraphsOption = "auto",
+        seed: int = 0, init: Init | None = None,
+        costs: Costs | str | Path | None = None, memory_gib: float | None = None,
+        device: str | None = None, log: Log = None,
+        max_programs: int = 64, whole: Sequence[str] | None = None, timeout: float = 600.0,
+    ) -> None:  # fmt: skip
         options = Options(
             optimizer=optimizer, lr_scheduler=lr_scheduler, no_decay=no_decay, reduction=reduction,
             loss_weight=loss_weight, max_norm=max_norm, ema=ema, on_nan=on_nan, precision=precision,
@@ -240,6 +232,14 @@ class Trainer:
         """
         self._enter("predict")
         return predicted(self._forwards, self._job.inputs_only(batch, named), self._in_flight.moved)
+
+    def gather(self, mine: Any) -> list[Any] | None:
+        """What every replica has, such as labels, in the order of `predict`'s rows, on device 0.
+
+        Every process calls it. The others get None. Tensors are on the CPU, as those of `predict`.
+        """
+        self._enter("gather")
+        return gathered(mine, self.rank, self._job)
 
     def averaged(self) -> AbstractContextManager[None]:
         """A `with` in which `evaluate`, `predict`, `state_dict`, `export` use the averages.

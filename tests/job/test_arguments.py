@@ -126,6 +126,18 @@ def test_a_step_may_have_other_arguments_that_the_model_takes() -> None:
     assert found.step(X, Y).loss > 0
 
 
+def test_what_processes_cannot_send_each_other_is_not_gathered() -> None:
+    found = trainer()
+
+    assert found.gather({"names": ("a", "b"), "count": 3}) == [{"names": ("a", "b"), "count": 3}]
+    with pytest.raises(InputError) as error:
+        found.gather(X.numpy())
+    assert str(error.value) == (
+        "gather: a ndarray does not travel between processes\n"
+        "  fix: give tensors, numbers and text, or lists, tuples and dicts of them"
+    )
+
+
 def test_an_error_of_the_model_names_its_line() -> None:
     class Twice(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

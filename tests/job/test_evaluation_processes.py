@@ -12,9 +12,9 @@ def test_processes_evaluate_their_replicas_together() -> None:
     results = run_on(4, evaluate_on)
 
     losses = {loss for loss, *_ in results}
-    *_, outputs, weights = results[0]
+    *_, gathered, outputs, weights = results[0]
     assert len(losses) == 1 and {samples for _, samples, *_ in results} == {22}
-    assert all(one is None for *_, one, _ in results[1:])
+    assert all(one is other is None for *_, one, other, _ in results[1:])
     model = Blocks().double()
     model.load_state_dict(weights)
     model.eval()
@@ -23,6 +23,8 @@ def test_processes_evaluate_their_replicas_together() -> None:
     with torch.no_grad():
         assert losses.pop() == pytest.approx(block_loss(model(x), y).item(), rel=1e-12)
         close(outputs, model(data[1][0]))
+    assert [one["replica"] for one in gathered] == [0, 1]
+    torch.testing.assert_close(torch.cat([one["labels"] for one in gathered]), data[1][1])
 
 
 @pytest.mark.parametrize("fewer", [0, 1])

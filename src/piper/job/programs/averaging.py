@@ -16,7 +16,7 @@ from piper.runtime.state.averages import swap
 from piper.runtime.state.device_state import DeviceState
 
 # What uses weights, and changes nothing.
-INSIDE = ("evaluate", "predict", "state_dict", "export", "save_pretrained")
+INSIDE = ("evaluate", "predict", "gather", "state_dict", "export", "save_pretrained")
 
 
 @dataclass
