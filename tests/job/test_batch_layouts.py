@@ -69,6 +69,27 @@ def test_a_rehearsal_refuses_it_too(name: str) -> None:
             rehearse(Net(ask), F.mse_loss, [Place(where(), [0])], given)
 
 
+def noted(x: Tensor, name: str) -> Tensor:
+    found = x.clone()
+    setattr(found, name, 2.0)
+    return found
+
+
+def test_an_attribute_that_somebody_reads_is_refused() -> None:
+    ask: Ask = lambda x: getattr(x, "noted", 1.0)  # noqa: E731
+    trainer = made(ask)
+    trainer.step(X, Y)
+    trainer.step(noted(X, "other"), Y)
+
+    with pytest.raises(InputError, match="a tensor has an attribute 'noted'"):
+        trainer.step(noted(X, "noted"), Y)
+    with pytest.raises(InputError, match="a tensor has an attribute 'noted'"):
+        trainer.predict(noted(X, "noted"))
+    trainer.close()
+    with pytest.raises(InputError, match="a tensor has an attribute 'noted'"):
+        rehearse(Net(ask), F.mse_loss, [Place(where(), [0])], [(noted(X, "noted"), Y)])
+
+
 def test_a_loss_may_ask_too() -> None:
     trainer = made(lambda x: 1.0, lambda out, y: F.mse_loss(out, y) * (1 + y.is_contiguous()))
     trainer.step(X, Y)

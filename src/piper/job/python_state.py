@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from piper.capture import Captured, Outside, Visit, Watch, refuse_remembered
+from piper.capture.python_state.tensor_attributes import refuse_given
 
 
 @dataclass
@@ -22,6 +23,11 @@ class PythonState:
     def now(self) -> int:
         """A number for the state. It is 0 until something changes."""
         return self.agreed if self.watch is None else self.watch.now()
+
+    def refuse_attributes(self, tensors: Iterable[Tensor]) -> None:
+        """Of the tensors of a batch, where it is known what the model's code reads."""
+        if self.watch is not None:
+            refuse_given(tensors, self.watch.reach)
 
     def captured(self, model: nn.Module, loss_fn: Any, capture: Callable[[], Captured]) -> Captured:
         """Capture, and watch from then on what was read."""

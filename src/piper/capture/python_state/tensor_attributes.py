@@ -10,6 +10,7 @@ from piper.capture import refusals
 from piper.capture.python_state.code_search import line_that_changes
 from piper.capture.python_state.places import Root
 from piper.capture.python_state.reach import Reach
+from piper.errors import InputError
 
 _OF_TORCH = "elem"  # of a tensor in a trace
 
@@ -41,3 +42,15 @@ def attributes_lent(
             if key != _OF_TORCH and reach.reads([key]) and before.get(key) is not after.get(key):
                 where = line_that_changes(key, reach.codes)
                 raise refusals.changed_state(where, f"{name}.{key}", after.get(key))
+
+
+def refuse_given(tensors: Iterable[Tensor], reach: Reach) -> None:
+    """Attributes of a batch: a captured step gets nothing but values."""
+    for key in (key for one in tensors for key in _own(one)):
+        if reach.reads([key]):
+            raise InputError.of(
+                "batch",
+                f"a tensor has an attribute {key!r}, which code of the model may read, and which a "
+                "captured step would not have",
+                "pass it as an argument of its own: a tensor, or a number",
+            )

@@ -131,6 +131,7 @@ class ForwardPrograms:
         make, most = partial(self.build, job, batch, wanted), job.options.max_programs
         program, old = recent(self.ready, key, make, most)
         refuse_asked(batch.tensors, self.asked.get(key[0], ""))
+        job.python_state.refuse_attributes(batch.tensors)
         for kind, _ in old:
             self.outputs.pop(kind, None)
             self.row_dimensions.pop(kind, None)

@@ -110,6 +110,7 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
     captured, compiled = job.compile(job.rows.divided(batches[0])[0], by_role=True)
     for batch in batches:
         refuse_asked(batch.tensors, captured.visit.asked)
+        job.python_state.refuse_attributes(batch.tensors)
     if job.all_microbatches > 1:
         job.whole_inputs.refuse_unclear(batches[0], captured.model)
     plans = compiled.device_plans
