@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from dense_net import STRATEGIES, agree, run
+from torch import nn
+from torch.nn import functional
 
-from piper import Shard, strategies, where
+from piper import Place, Shard, Strategy, rehearse, strategies, where
 from piper.errors import CaptureError, Refused, StrategyError
 
 SOAK = pytest.mark.soak
 KINDS = ("ring", "zigzag")
+RING = Strategy([Place(where(), [0, 1]), Shard(where(), [0, 1], what="tokens", attention="ring")])
 DEFAULT = {("zb-h1", "ring"), ("dualpipe", "zigzag")}
 EVERY = [
     pytest.param(name, kind, marks=() if (name, kind) in DEFAULT else SOAK)
@@ -50,6 +54,20 @@ def test_tokens_that_do_not_divide_are_refused() -> None:
         "cut in 8 equal parts"
     )
     assert problem.fix.startswith("leave out attention= (cp_attention= of a schedule), and")
+
+
+@pytest.mark.parametrize("dropout", [0.5, None])
+def test_a_model_without_an_attention_that_can_be_a_ring_is_refused(dropout: float | None) -> None:
+    net = nn.Linear(4, 4) if dropout is None else nn.TransformerEncoderLayer(4, 2, 4, dropout)
+    x = torch.zeros(2, 4, 4)
+
+    with pytest.raises(CaptureError) as error:
+        rehearse(net, functional.mse_loss, RING, [(x, x)])
+
+    (problem,) = error.value.problems
+    assert problem.what.endswith(
+        "it does not call scaled_dot_product_attention, or only with dropout of scores"
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from piper.capture.trace.grad_modes import Mode, autocast
 from piper.ir.placement.division import DivisionRequest
 
 aten = torch.ops.aten
+# Attention that drops out scores is written as products before, so that all devices agree on them.
+NONE = "it does not call scaled_dot_product_attention, or only with dropout of scores"
 TOKENS = 2  # the dimension of tokens: [batch, heads, tokens, features]
 
 
@@ -38,7 +40,7 @@ def rewrite_attention(
     reasons = {call.node: why_not(call, free) for call in calls}
     if all(reasons.values()):
         where = line(every[0]) if every else ""
-        reason = reasons[every[0]] if every else "there is none"
+        reason = reasons[every[0]] if every else NONE
         raise refusals.no_ring(where, str(request.attention), reason)
     for call in calls:
         if not reasons[call.node]:
