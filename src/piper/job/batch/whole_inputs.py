@@ -21,7 +21,9 @@ from piper.job.batch.batch import Batch
 from piper.job.batch.input_names import input_names
 from piper.job.batch.other_sizes import tried
 
-Name = tuple[str, int]  # of a tensor, and how many dimensions it has
+# Of a tensor, how many dimensions it has, and whether it has a single row: it may be for all rows
+# in one batch, and have one for each in the next.
+Name = tuple[str, int, bool]
 FIX = 'name those that every microbatch gets whole, whole=["mask"], or write whole=[] if none is'
 
 
@@ -37,7 +39,8 @@ class WholeInputs:
 
     def names(self, batch: Batch) -> list[Name]:
         names = input_names(self.model, self.loss_fn if batch.labelled else None, batch)
-        return [(name, one.dim()) for name, one in zip(names, batch.tensors, strict=True)]
+        pairs = zip(names, batch.tensors, strict=True)
+        return [(name, one.dim(), one.shape[:1] == (1,)) for name, one in pairs]
 
     def is_label(self, name: str) -> bool:
         return self.loss_fn is not None and bool(named_by([LABELS], [name]))
@@ -56,8 +59,8 @@ class WholeInputs:
         names = self.names(batch)
         if not all(name in self.known for name in names):
             if self.given is not None:
-                refuse_unknown(self.given, [name for name, _ in names], batch.labelled)
-                self.learn(batch, named_by(self.given, [name for name, _ in names]))
+                refuse_unknown(self.given, [name for name, *_ in names], batch.labelled)
+                self.learn(batch, named_by(self.given, [name for name, *_ in names]))
             elif parts > 1 or len({one.shape[0] for one in batch.cut}) > 1:
                 self.judge(batch, names, device, precision)
         return self.marked(batch)

@@ -50,7 +50,7 @@ def after_step(
         return True
     norm = "the norm of the gradients is not finite"
     what = norm if isfinite(loss) else f"the loss is {loss}"
-    origin = origin_of(program, inputs, [name for name, _ in known.names(batch)])
+    origin = origin_of(program, inputs, [name for name, *_ in known.names(batch)])
     text = f"step {step}: {what}; it began in {origin or 'a sum of several regions'}"
     if on_nan == "stop":
         raise InputError("on_nan", Problem(text, FIX))
