@@ -175,12 +175,13 @@ class Masked(nn.Module):
             return self.last(torch.tanh(x) * mask[rows].unsqueeze(-1)).squeeze(-1)
 
 
-@pytest.mark.parametrize("length", [SIZE, SIZE + 1])
-def test_a_mask_of_the_shape_of_the_tokens_is_cut_with_them(length: int) -> None:
+@pytest.mark.parametrize("shape", [(SIZE,), (SIZE + 1,), (3, SIZE + 1)])
+def test_a_mask_of_the_shape_of_the_tokens_is_cut_with_them(shape: tuple[int, ...]) -> None:
+    """Also with several choices for each sample."""
     draw = torch.Generator().manual_seed(1)
-    tokens = torch.randint(8, (3, SIZE, length), generator=draw)
-    masks = torch.randint(2, (3, SIZE, length), generator=draw)
-    labels = (drawn_tensor((SIZE, length), seed) for seed in range(3))
+    tokens = torch.randint(8, (3, SIZE, *shape), generator=draw)
+    masks = torch.randint(2, (3, SIZE, *shape), generator=draw)
+    labels = (drawn_tensor((SIZE, *shape), seed) for seed in range(3))
     given = list(zip(tokens, masks, labels, strict=True))
 
     found = piper.rehearse(Masked(), functional.mse_loss, strategy(2, 1), given, optimizer=SGD)

@@ -104,7 +104,8 @@ class WholeInputs:
 
 
 def joined_by_shape(groups: Groups, tensors: Sequence[torch.Tensor]) -> Groups:
-    """Token ids and a mask of the same [batch, tokens] belong together.
+    """Token ids and a mask of the same [batch, tokens] belong together, also with several choices
+    for each sample, [batch, choices, tokens].
 
     Many models look their mask up row by row. Then it can have more rows than there are tokens,
     like a table, and a run without values does not tell it from one. Tables are rarely of whole
@@ -120,7 +121,7 @@ def joined_by_shape(groups: Groups, tensors: Sequence[torch.Tensor]) -> Groups:
 
 
 def is_mark(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 2 and not tensor.is_floating_point()
+    return tensor.dim() >= 2 and not tensor.is_floating_point()
 
 
 def named_by(given: Sequence[str], names: Sequence[str]) -> list[int]:
