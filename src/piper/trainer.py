@@ -368,18 +368,18 @@ class Trainer:
 
     def _ready(self, batch: Batch, kind: BatchKind) -> tuple[Program, StepInputs, BatchKind]:
         """The program for a batch, its inputs, and the kind that all processes agree on."""
-        programs, weights = self._programs, self._job.weights
+        programs, weights, step = self._programs, self._job.weights, self.steps
         known = programs.known_reduction(kind)
         own = [0.0] if known is None else weights(known, batch)
         weight, kind = self._agreed(batch, kind, sum(own))
-        if prepared(programs, batch, self.replica, kind, self._lengths, self.steps):
+        if prepared(programs, batch, self.replica, kind, self._lengths, step) or known is None:
             batch = self._job.whole_inputs.marked(batch)
             own = weights(programs.reduction(kind), batch)  # what it divides by is known now
             weight, kind = self._agreed(batch, kind, sum(own))
         refuse_weightless(weight)
         self._stepped = {*(self._stepped & programs.ready.keys()), kind}
         shares = programs.reduction(kind).shares(own, weight)
-        inputs = self._job.inputs(batch, shares, self.steps, self.replica, self._in_flight.moved)
+        inputs = self._job.inputs(batch, shares, step, self.replica, self._in_flight.moved)
         return programs.ready[kind], inputs, kind
 
     def _agreed(self, batch: Batch, kind: BatchKind, own: float) -> tuple[float, BatchKind]:

@@ -109,9 +109,14 @@ class Programs:
         return program
 
     def known_reduction(self, kind: BatchKind) -> LossReduction | None:
-        """That of a program for the same shapes and flags, whatever the state in Python is."""
-        same = (one for one in self.assigned if one[:2] == kind[:2])
-        return next(map(self.reduction, same), None)
+        """That of all programs for the same shapes and flags, whatever the state in Python is.
+
+        Only the first process knows this state before a step. None: there is no program, or a loss
+        divides by something else in another state (class weights that a loop changes).
+        """
+        same = [one for one in self.assigned if one[:2] == kind[:2]]
+        forms = [self.assigned[one].common.form for one in same]
+        return self.reduction(same[0]) if same and forms.count(forms[0]) == len(forms) else None
 
     def reduction(self, kind: BatchKind) -> LossReduction:
         """How the losses of microbatches become one, for a kind of batch with a program."""
