@@ -106,6 +106,10 @@ REFUSED: dict[str, tuple[Use, str]] = {
     "of a list": (lambda h: [1.0, 2.0][h[0].argmax().item()], VALUE),
     "percent": (lambda h: "%.3f" % h.mean().item(), VALUE),  # noqa: UP031
     "an exponent": (lambda h: h ** (h[0].argmax().item() + 1), "differs from batch to batch"),
+    "a branch": (
+        lambda h: torch.cond(h.sum() > 0, lambda h: h[h[0].argmax()] + h, lambda h: h + 1, (h,)),
+        VALUE,
+    ),
     "threads": (lambda h: sum(ThreadPoolExecutor(2).map(h.mul, [1, 2])), "in another thread"),
     "pickle": (lambda h: pickle.dumps(h), MEMORY),
     "torch.save": (lambda h: torch.save(h, io.BytesIO()), MEMORY),

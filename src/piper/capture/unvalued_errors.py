@@ -8,7 +8,8 @@ from piper.capture.source_lines import called_files, is_nested, is_transformed, 
 from piper.capture.torch_private import VALUE_WANTED, is_generator_error
 from piper.errors import CaptureError
 
-NUMBERS = ("SymInt", "SymFloat", "SymBool", "SymNode")  # what torch has in place of numbers
+# What torch has in place of numbers, and what Dynamo says of them inside torch.cond.
+NUMBERS = ("SymInt", "SymFloat", "SymBool", "SymNode", "data-dependent expression")
 MEMORY = ("data pointer", "has no storage")
 OUTSIDE = "FunctionalTensor on its own"
 THREADS = ("threading", "concurrent", "multiprocessing")
