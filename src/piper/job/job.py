@@ -330,8 +330,8 @@ class Job:
             whole = whole_model_lines(self.strategy, captured)
             for line in (*stage_lines(compiled), *chosen, *loss, *whole):
                 LOG.info("%s", line)
-            for line in accumulation_lines(captured, self.all_microbatches):
-                LOG.warning("%s", line)
+        for line in accumulation_lines(captured, self.all_microbatches):
+            self.trials.warn_once(line)
         return captured, compiled
 
     def apply(self, captured: Captured, costs: Costs, by_role: bool, batch: Batch) -> Compiled:

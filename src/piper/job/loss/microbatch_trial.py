@@ -77,6 +77,10 @@ class MicrobatchTrials:
             LOG.info(UNTRIED, found.untried)
         yield from filter(self.is_new, warnings(found, captured, reduction, said))
 
+    def warn_once(self, line: str) -> None:
+        if self.is_new(line):
+            LOG.warning("%s", line)
+
     def is_new(self, line: str) -> bool:
         known = line in self.told
         self.told.add(line)
