@@ -76,6 +76,7 @@ class Chooses(nn.Module):
         print(f"{best:03d} {h.mean().item():.4f} {h.std():>9.2e}", file=io.StringIO())
         changed = h.clone()
         changed[:, best] = self.table[best, 0]
+        changed = changed + h[:, : best + 1].sum(1, keepdim=True)
         return changed + self.table[best] * h[:, best, None] + h[..., h[1].argmin(), None]
 
 
@@ -100,12 +101,17 @@ def sgd(named: object) -> torch.optim.Optimizer:
 
 Use = Callable[[Tensor], Any]
 VALUE, MEMORY = "needs the value of a tensor", "reads the memory of a tensor"
+SIZE = "whose size comes from a value"
 REFUSED: dict[str, tuple[Use, str]] = {
     "JSON": (lambda h: json.dumps({"mean": h.mean().item()}), VALUE),
     "a key": (lambda h: {0: 1.0}.get(h[0].argmax().item(), 2.0), VALUE),
     "of a list": (lambda h: [1.0, 2.0][h[0].argmax().item()], VALUE),
     "percent": (lambda h: "%.3f" % h.mean().item(), VALUE),  # noqa: UP031
     "an exponent": (lambda h: h ** (h[0].argmax().item() + 1), "differs from batch to batch"),
+    "a slice beside all": (lambda h: h[:, (k := h[0].argmax().item()) : k + 1] + h, SIZE),
+    "a part beside all": (lambda h: h.narrow(1, h[0].argmax().item(), 1) * h, SIZE),
+    "a head beside all": (lambda h: h[:, : h[0].argmax().item() + 1] - h, SIZE),
+    "chosen rows beside all": (lambda h: h[h[:, 0] > 0] + h, SIZE),
     "a branch": (
         lambda h: torch.cond(h.sum() > 0, lambda h: h[h[0].argmax()] + h, lambda h: h + 1, (h,)),
         VALUE,

@@ -11,7 +11,7 @@ from piper.capture.loss import labelled, shapes  # noqa: F401  (they fill RULES)
 from piper.capture.loss.calls import Call, shape
 from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, Row, Rows, Size
 from piper.capture.loss.rules import RULES, base_name, elementwise, is_elementwise, works_along_rows
-from piper.capture.torch_private import OpOverload, is_mutable, pytree
+from piper.capture.torch_private import VALUE_WANTED, OpOverload, is_mutable, pytree
 
 aten = torch.ops.aten
 Twins = Mapping[fx.Node, fx.Node]
@@ -41,7 +41,11 @@ def followed(
         elif node.op == "call_function":
             twin = twins[node] if twins is not None else None
             guesses = set[fx.Node]() if guessed is None else guessed
-            known[node] = _result(Call(node, twin, known, rows, frozenset(own)), model, guesses)
+            call = Call(node, twin, known, rows, frozenset(own))
+            try:
+                known[node] = _result(call, model, guesses)
+            except VALUE_WANTED:  # a size that depends on a value, beside another size
+                known[node] = MIXED
         else:
             known[node] = FIXED
         constant = node.op == "get_attr"

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,23 @@ def refuse_transforms(graph: fx.Graph) -> None:
             raise refusals.sparse_tensor(line(node))
         if any(isinstance(leaf, Tensor) and is_transformed(leaf) for leaf in leaves):
             raise refusals.transformed(line(node))
+
+
+def refuse_guessed_sizes(graph: fx.Graph) -> None:
+    """Of a size that depends on a value, `x[:, :n]`, beside another one, torch assumes that both
+    are equal. If it is 1, the forward would be right, and the backward would fail.
+    """
+    for node in graph.nodes:
+        if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+            found = [one.meta.get("val") for one in node.all_input_nodes]
+            shapes = [one.shape[::-1] for one in found if isinstance(one, Tensor)]
+            if any(map(is_guessed, zip_longest(*shapes, fillvalue=1))):
+                raise refusals.guessed_size(line(node))
+
+
+def is_guessed(sizes: tuple[Any, ...]) -> bool:
+    known = {size for size in sizes if isinstance(size, int)} - {1}
+    return bool(known) and not all(isinstance(size, int) for size in sizes)
 
 
 def is_torchs_own(file: str) -> bool:

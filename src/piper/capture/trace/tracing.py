@@ -66,6 +66,7 @@ def graph_of(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
     try:
         root = tracing_private.trace_forward(forward, *args)
         side_effects.refuse_transforms(root.graph)
+        side_effects.refuse_guessed_sizes(root.graph)
         return root
     except CaptureError:
         raise
