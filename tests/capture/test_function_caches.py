@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import piper
+from piper.capture.cache.folder import folder_at  # noqa: F401  (a cache of Piper, in this module)
 from piper.capture.python_state.function_caches import forgetting, function_caches
 
 

@@ -111,7 +111,6 @@ REFUSED: dict[str, tuple[Use, str]] = {
     "a slice beside all": (lambda h: h[:, (k := h[0].argmax().item()) : k + 1] + h, SIZE),
     "a part beside all": (lambda h: h.narrow(1, h[0].argmax().item(), 1) * h, SIZE),
     "a head beside all": (lambda h: h[:, : h[0].argmax().item() + 1] - h, SIZE),
-    "chosen rows beside all": (lambda h: h[h[:, 0] > 0] + h, SIZE),
     "a branch": (
         lambda h: torch.cond(h.sum() > 0, lambda h: h[h[0].argmax()] + h, lambda h: h + 1, (h,)),
         VALUE,

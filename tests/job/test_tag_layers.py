@@ -304,6 +304,38 @@ def test_a_block_between_lists_of_its_class_is_a_layer() -> None:
     assert compare(job, Batch.of(batch), *job.compile(Batch.of(batch)), steps=2).agrees
 
 
+class Timed(nn.Module):
+    """A U-Net as most write it: blocks are attributes, and the time has a small list of its own."""
+
+    def __init__(self, listed: type[nn.Module] = nn.Linear) -> None:
+        super().__init__()
+        self.time = nn.Sequential(listed(6, 6), nn.SiLU(), listed(6, 6))
+        self.down, self.middle, self.up = Block(), Block(), Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        time = self.time(x.mean(1))[:, None]
+        down = self.down(x + time)
+        return self.up(self.middle(down) + down)
+
+
+class Small(nn.Module):
+    """A block, and not a single product."""
+
+    def __init__(self, width: int, other: int) -> None:
+        super().__init__()
+        self.scale = nn.LayerNorm(width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(x)
+
+
+@pytest.mark.parametrize("listed", [nn.Linear, Small])
+def test_blocks_are_layers_beside_a_small_list(listed: type[nn.Module]) -> None:
+    found = piper.tag_layers(Timed(listed), torch.randn(2, 4, 6))
+
+    assert [path for stack in found.stacks for path in stack.paths] == ["down", "middle", "up"]
+
+
 def test_a_model_without_repeated_blocks_says_what_to_write() -> None:
     with pytest.raises(piper.errors.CaptureError) as error:
         piper.tag_layers(Odd(), torch.ones(2, 6))

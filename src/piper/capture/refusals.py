@@ -28,8 +28,8 @@ def value_wanted(where: str) -> CaptureError:
 def guessed_size(where: str) -> CaptureError:
     return refusal(
         where,
-        "a tensor whose size comes from a value (`x[:, :n]` with n from .item(), or `x[mask]`) "
-        "meets one of a fixed size, and only the value tells whether they fit",
+        "a tensor whose size comes from a value (`x[:, :n]` with n from .item()) meets one of a "
+        "fixed size, and only the value tells whether they fit",
         "choose single elements by a tensor, `x[:, n]` or index_select; keep all elements, and "
         "mask them with torch.where",
     )

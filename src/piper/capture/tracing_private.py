@@ -327,7 +327,7 @@ def registered_backwards() -> list[tuple[str, dict[str, Any]]]:
     for function in torch.autograd.Function.__subclasses__():
         if function.__name__.startswith(_GENERATED):
             info = _info_of(function.backward)
-            if info is not None and not _is_torchs(info._backward_fn):
+            if info is not None and not _is_ours_or_torchs(info._backward_fn):
                 made.append((function.__name__.removeprefix(_GENERATED), vars(info)))
     return made
 
@@ -339,8 +339,8 @@ def _info_of(backward: Any) -> Info | None:
     return next((one for one in (*held, *inner) if isinstance(one, Info)), None)
 
 
-def _is_torchs(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("torch.")
+def _is_ours_or_torchs(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith(("torch.", "piper."))
 
 
 def is_compilers_wrapper(now: Any, before: Any) -> bool:

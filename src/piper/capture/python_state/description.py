@@ -19,7 +19,7 @@ HOLDERS = (CellType, partial, tuple, list, dict)  # nothing but what they hold
 
 def described(name: str, value: Any) -> dict[str, str]:
     """What a function or object that the user gives consists of: options, code, what it reads."""
-    reach, found = reach_of((name, value)), dict[str, list[str]]()
+    reach, found = reach_of((name, value), ran=False), dict[str, list[str]]()
     for place in Walk().of(reach.roots):
         if reach.reads(place.names) and type(place.value) not in HOLDERS:
             found.setdefault(place.path, []).append(text_of(place.value))

@@ -68,7 +68,13 @@ def function_caches() -> list[Any]:
     classes = {id(one): one for one in values if isinstance(one, type)}
     for one in filter(is_users_class, classes.values()):
         found += [inner for inner in list(vars(one).values()) if type(inner) is _CACHE]
-    return found
+    return [one for one in found if not _is_pipers(one)]
+
+
+def _is_pipers(function: Any) -> bool:
+    """Also where the user's code imports it."""
+    module = str(function.__module__)
+    return module.startswith("piper.") and not module.startswith("piper.models")
 
 
 def own_modules() -> list[ModuleType]:

@@ -21,16 +21,17 @@ _CALLERS = tuple(os.path.join(_TORCH, one) for one in _FILES)
 _RAN: dict[CodeType, FunctionType] = {}  # functions that ran while a derivative was made
 
 
-def code_of_operators() -> Iterator[Root]:
+def code_of_operators(ran: bool = True) -> Iterator[Root]:
     """Backwards and kernels that run only when a graph is made.
 
-    Those of torch.library.custom_op run, and so read, in each step.
+    Those of torch.library.custom_op run, and so read, in each step. `ran`: also those that are
+    found by running them, which only the process that makes derivatives does.
     """
     for name, held in registered_backwards():
         for key in ("_backward_fn", "_setup_context_fn"):
             if isinstance(held.get(key), FunctionType):
                 yield Root(held, key, f"the backward of {name}", ())
-    for one in _RAN.values():
+    for one in _RAN.values() if ran else ():
         yield Root({"code": one}, "code", one.__qualname__, ())
 
 

@@ -182,10 +182,13 @@ def names_in_texts(code: CodeType) -> Iterator[str]:
                 yield from compile(text, "<text>", "exec").co_names
 
 
-def reach_of(*given: tuple[str, Any]) -> Reach:
-    """What can be reached from a model and a loss function, by the name of each."""
+def reach_of(*given: tuple[str, Any], ran: bool = True) -> Reach:
+    """What can be reached from a model and a loss function, by the name of each.
+
+    `ran`: also from operators that ran in this process.
+    """
     roots = [Root({"given": value}, "given", path, ()) for path, value in given]
-    reach = Reach([*roots, *code_of_operators()])
+    reach = Reach([*roots, *code_of_operators(ran)])
     _Search(reach).run()
     return reach
 

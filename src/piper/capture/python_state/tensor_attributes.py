@@ -12,7 +12,7 @@ from piper.capture.python_state.places import Root
 from piper.capture.python_state.reach import Reach
 from piper.errors import InputError
 
-_OF_TORCH = "elem"  # of a tensor in a trace
+_OF_TORCH = ("elem", "_is_param")  # of a tensor in a trace
 
 
 def attribute_roots(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Root]:
@@ -39,7 +39,11 @@ def attributes_lent(
     for name, original in originals.items():
         before, after = _own(original), _own(others[name])
         for key in {**before, **after}:
-            if key != _OF_TORCH and reach.reads([key]) and before.get(key) is not after.get(key):
+            if (
+                key not in _OF_TORCH
+                and reach.reads([key])
+                and before.get(key) is not after.get(key)
+            ):
                 where = line_that_changes(key, reach.codes)
                 raise refusals.changed_state(where, f"{name}.{key}", after.get(key))
 

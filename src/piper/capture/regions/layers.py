@@ -20,6 +20,7 @@ LOG = logging.getLogger("piper")
 LAYER = "L"  # the tag of layers
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 MOST = 8  # names that are shown
+SMALL = 4  # times as many parameters in other blocks: then lists are not the layers
 BY_HAND = f'write `with piper.annotate("{LAYER}"):` around each layer, or piper.tag(model, ...)'
 
 
@@ -96,15 +97,27 @@ def _tagged(model: nn.Module, blocks: Sequence[str]) -> Layers:
 
 
 def _blocks_of(model: nn.Module, run: Run) -> list[str]:
-    """The paths of the layers, once for every call."""
+    """The paths of the layers, once for every call. Members of lists come first, unless they are
+    next to nothing beside other blocks: the two products in the time embedding of a U-Net."""
     modules = dict(model.named_modules())
-    for search in (_blocks, _siblings):
-        found = [call.path for call in search(run.root, modules)]
-        larger = [path for path in found if not _is_leaf(modules[path])]
-        if len(larger or found) > 1:
-            return [*_with_equals(run.root, modules, larger)] if larger else found
+    listed, beside = ([call.path for call in search(run.root, modules)] for search in SEARCHES)
+    large = [[path for path in found if not _is_leaf(modules[path])] for found in (listed, beside)]
+    lists, others = large[0], [path for path in large[1] if path not in large[0]]
+    lists, others = (found if len(found) > 1 else [] for found in (lists, others))
+    if _size(others, modules) > SMALL * _size(lists, modules):
+        lists = others
+    if lists:
+        return [*_with_equals(run.root, modules, lists)]
+    for found in (listed, beside):
+        if len(found) > 1:
+            return found
     what = f"no module of {type(model).__name__} is a list of blocks that run one by one"
     raise CaptureError("tag_layers", Problem(what, BY_HAND))
+
+
+def _size(blocks: Iterable[str], modules: dict[str, nn.Module]) -> int:
+    own = {id(p): p.numel() for path in blocks for p in modules[path].parameters()}
+    return sum(own.values())
 
 
 def _blocks(call: Call, modules: dict[str, nn.Module]) -> Iterator[Call]:
@@ -144,6 +157,9 @@ def _siblings(call: Call, modules: dict[str, nn.Module]) -> Iterator[Call]:
             yield inner
         else:
             yield from _siblings(inner, modules)
+
+
+SEARCHES = (_blocks, _siblings)
 
 
 def _is_member(call: Call, modules: dict[str, nn.Module]) -> bool:

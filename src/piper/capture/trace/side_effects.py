@@ -177,15 +177,21 @@ def refuse_transforms(graph: fx.Graph) -> None:
 
 
 def refuse_guessed_sizes(graph: fx.Graph) -> None:
-    """Of a size that depends on a value, `x[:, :n]`, beside another one, torch assumes that both
-    are equal. If it is 1, the forward would be right, and the backward would fail.
+    """Of a part whose size depends on a value, `x[:, :n]`, beside another tensor, torch assumes
+    that both are equally large. If it has size 1, the backward would fail.
     """
     for node in graph.nodes:
         if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+            parts = [one for one in node.all_input_nodes if is_part_by_value(one)]
             found = [one.meta.get("val") for one in node.all_input_nodes]
             shapes = [one.shape[::-1] for one in found if isinstance(one, Tensor)]
-            if any(map(is_guessed, zip_longest(*shapes, fillvalue=1))):
+            if parts and any(map(is_guessed, zip_longest(*shapes, fillvalue=1))):
                 raise refusals.guessed_size(line(node))
+
+
+def is_part_by_value(node: fx.Node) -> bool:
+    by_value = any(isinstance(one, fx.Node) for one in node.args[1:])
+    return by_value and node.target in (torch.ops.aten.slice.Tensor, torch.ops.aten.narrow.default)
 
 
 def is_guessed(sizes: tuple[Any, ...]) -> bool:
