@@ -30,7 +30,7 @@ def operator(name: str, kernel: Callable[..., Any], schema: str = "(Tensor x) ->
 
 
 def kept_scale(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.scale = SCALES[0]
+    ctx.strength = SCALES[0]
 
 
 class Scaled(torch.autograd.Function):
@@ -66,7 +66,7 @@ register(
 )
 register(
     operator("context", torch.clone),
-    lambda ctx, gradient: gradient * ctx.scale,
+    lambda ctx, gradient: gradient * ctx.strength,
     setup_context=kept_scale,
 )
 operator("kernel", torch.clone)
@@ -129,7 +129,7 @@ def test_state_that_it_reads_is_watched(name: str) -> None:
 
 
 def scaled_batches(steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The loop sets another scale before each step."""
+    """The loop sets another strength before each step."""
     for step in range(steps):
         SCALES[0] = 1.0 + step
         yield batch(step)

@@ -188,8 +188,12 @@ def reach_of(*given: tuple[str, Any], ran: bool = True) -> Reach:
     `ran`: also from operators that ran in this process.
     """
     roots = [Root({"given": value}, "given", path, ()) for path, value in given]
-    reach = Reach([*roots, *code_of_operators(ran)])
-    _Search(reach).run()
+    reach = Reach(roots)
+    search = _Search(reach)
+    search.run()
+    for root in code_of_operators(ran):  # last: a line of the model comes before one of theirs
+        search.add(root)
+    search.run()
     return reach
 
 
