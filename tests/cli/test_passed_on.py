@@ -11,7 +11,14 @@ import typer
 from typer.testing import CliRunner
 
 from piper.cli import app
-from piper.cli.passed_on import Misspelled, PassesOn, Unknown, every_option, options_of
+from piper.cli.passed_on import (
+    Misspelled,
+    PassesOn,
+    Unknown,
+    add_command,
+    every_option,
+    options_of,
+)
 from piper.errors import InputError, StrategyError
 from piper.strategies import one_f_one_b
 
@@ -56,6 +63,16 @@ def test_a_misspelled_option_is_an_error(name: str, script: Path) -> None:
             for words in ([str(script), word], [str(script), f"{word}=1"], [word, str(script)]):
                 with pytest.raises(Misspelled, match=f"Did you mean {option}?"):
                     COMMANDS[name].make_context(name, words)
+
+
+def test_a_target_that_is_still_a_text(script: Path) -> None:
+    def show(target: str, hello: bool = False) -> None:
+        """As in versions of typer that convert paths after the arguments are parsed."""
+
+    app = typer.Typer()
+    add_command(app, "show", show)
+    with pytest.raises(Misspelled, match="Did you mean --hello"):
+        typer.main.get_command(app).make_context("show", [str(script), "--helo"])
 
 
 def test_the_message_of_a_misspelled_option(script: Path) -> None:

@@ -82,7 +82,7 @@ def test_an_error_that_another_device_met_is_a_symptom(
     monkeypatch.setattr(child, "log_progress", lambda: None)
     monkeypatch.setattr(child.runpy, "run_path", fail)
     monkeypatch.setattr(child.sys, "argv", [])
-    monkeypatch.setattr(child.sys, "path", [])
+    monkeypatch.setattr(child.sys, "path", [*child.sys.path])
 
     assert child.main(tmp_path / "report", 0, "train.py", []) == code
     assert f"{kind.__name__}: of the model" in (tmp_path / "report").read_text()
@@ -122,7 +122,7 @@ def test_every_end_of_a_script_is_reported(
     (tmp_path / "train.py").write_text(script)
     monkeypatch.setattr(child, "die_with", lambda _: None)
     monkeypatch.setattr(child.sys, "argv", [])
-    monkeypatch.setattr(child.sys, "path", [])
+    monkeypatch.setattr(child.sys, "path", [*child.sys.path])
 
     assert child.main(tmp_path / "report", 0, str(tmp_path / "train.py"), []) == code
     assert reason in ((tmp_path / "report").read_text() if code else "")

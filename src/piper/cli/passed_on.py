@@ -56,7 +56,8 @@ class PassesOn(Command):
         refuse_misspelled(before, known)
         refuse_unknown(before, ctx.command_path, every_option(self))
         rest = super().parse_args(ctx, args)
-        script = ctx.params.get("script") or ctx.params.get("target")
+        target = ctx.params.get("script") or ctx.params.get("target")
+        script = Path(target) if target else None  # some versions of typer still have a text here
         own = words[: words.index("--")] if "--" in words else words
         refuse_misspelled([word for word in ctx.args if word in own], known, script)
         return rest
