@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import piper
 import piper.job.programs.profiling as profiling
 from piper.capture import annotate
 from piper.costs import Costs
@@ -141,7 +142,7 @@ def test_gpus_are_known_by_their_name(inspected, caplog, monkeypatch) -> None:
 
 
 def test_links_and_cores_are_measured(monkeypatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(profiling.__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(piper.__file__).parents[1]))
     monkeypatch.setattr(profiling.os, "cpu_count", lambda: PROCESSES // 2)
 
     found = profiling.machine()
