@@ -12,8 +12,7 @@ import torch
 
 from piper.capture import Precision
 from piper.costs import Costs
-from piper.directives import Strategy
-from piper.directives.strategy import as_strategy
+from piper.directives.strategy import Strategy, as_strategy
 from piper.job.arguments import names_options
 from piper.job.batch.batch import Batch
 from piper.job.batch.shaped_batches import as_in_first
@@ -28,8 +27,8 @@ from piper.job.loop.tracing import from_environment, recording
 from piper.job.loss.loss_reduction import refuse_weightless
 from piper.job.model_flops import best_seconds
 from piper.job.options import ADAMW, GraphsOption, Loss, Options
+from piper.job.other_attributes import OtherAttributes
 from piper.job.processes import consistency
-from piper.job.processes.consistency import Agreed
 from piper.job.processes.different_lengths import Lengths
 from piper.job.processes.stopping import StopRequest
 from piper.job.processes.stragglers import Stragglers
@@ -58,7 +57,7 @@ from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.steps_in_flight import steps_on
 
 
-class Trainer:
+class Trainer(OtherAttributes):
     """Trains a model under a strategy. The same script runs on every device.
 
     `example` is one whole batch of a replica, as `step` gets it. Every process gives the batch of
@@ -223,7 +222,7 @@ class Trainer:
         A batch has the form of `example`; every process gives those of its replica, equally many.
         """
         self._enter("evaluate")
-        return evaluated(self._forwards, map(self._job.example, batches), self._in_flight.moved)
+        return evaluated(self._forwards, self._example, batches, self._in_flight.moved)
 
     def predict(self, *batch: Any, **named: Any) -> Any:
         """The output of the model in eval mode, for the inputs of all replicas, on device 0.
@@ -231,7 +230,7 @@ class Trainer:
         Every process gives the inputs of its replica, without labels. The others get None.
         """
         self._enter("predict")
-        return predicted(self._forwards, self._job.inputs_only(batch, named), self._in_flight.moved)
+        return predicted(self._forwards, self._example, batch, named, self._in_flight.moved)
 
     def gather(self, mine: Any) -> list[Any] | None:
         """What every replica has, such as labels, in the order of `predict`'s rows, on device 0.
@@ -385,7 +384,8 @@ class Trainer:
     def _agreed(self, batch: Batch, kind: BatchKind, own: float) -> tuple[float, BatchKind]:
         """The total weight of all replicas, and the kind of this step in all processes."""
         shapes, flags, state = kind
-        found = Agreed(own * self.replicas, self._checkpoints.failed, state, self._stop.wanted)
+        weight, failed = own * self.replicas, self._checkpoints.failed
+        found = consistency.Agreed(weight, failed, state, self._stop.wanted)
         self._writes.refuse(self._job.model)
         if not self._stepped:
             self._job.try_mean(batch)  # on real data: an example may be zeros

@@ -54,7 +54,8 @@ def test_a_typo_is_shown_with_the_users_lines_only(command: str, tmp_path: Path)
     assert len(lines) <= 9
 
 
-HABITS = """from piper.runtime.metrics import Metrics, Readings
+HABITS = """from piper import Trainer
+from piper.runtime.metrics import Metrics, Readings
 
 metrics = Metrics(1, 2, 8, lambda: Readings(2.0, 1.0, 0.5, 0.25))
 print({habit})
@@ -69,7 +70,16 @@ print({habit})
         ("metrisc.loss", "NameError: name 'metrisc' is not defined. Did you mean: 'metrics'?"),
         ("metrics.loss.backward()", "  fix: leave it out: a step of the Trainer includes the "
          "backward and the optimizer's step"),
-        ("metrics.loss.cpu()", "AttributeError: 'float' object has no attribute 'cpu'"),
+        ("metrics.loss.cpu()", "  fix: leave out .cpu(): it is a number of Python already"),
+        ("metrics.loss.colour", "AttributeError: 'float' object has no attribute 'colour'"),
+        ("metrics.item()", "  fix: write metrics.loss, which is a number of Python"),
+        ("metrics['loss']['a']", "TypeError: 'float' object is not subscriptable"),
+        ("Trainer.evaluate(None, 1, 2)", "  fix: it takes batches: write "
+         "trainer.evaluate([(x, y)])"),
+        ("object.__new__(Trainer)(1)", "  fix: write trainer.step(batch); "
+         "trainer.predict(*inputs) gives outputs"),
+        ("object.__new__(Trainer).zero_grad()", "  fix: leave it out: trainer.step includes "
+         "zero_grad, the backward and the optimizer's step"),
     ],
 )  # fmt: skip
 def test_usual_mistakes_say_what_to_write(habit: str, last: str, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def trainer(
         ({"max_norm": True}, "max_norm: True is not a norm", NORM),
         ({"strategy": "1f1b"}, "strategy: it is a string, '1f1b'", "piper.strategies.one_f_one_b("),
         ({"example": None}, "example: it is None", EXAMPLE),
-        ({"example": iter([X])}, "example: it is of type list_iterator", EXAMPLE),
+        ({"example": iter([X])}, "example: it is an iterator", EXAMPLE),
         ({"example": X}, "example: it is one tensor: with a loss_fn that is the label", "(x, y)"),
         (
             {"example": (X.numpy(), Y.numpy())},

@@ -24,7 +24,7 @@ from piper.ir.placement.division import DivisionRequest
 from piper.ir.placement.replicas import Replicas
 from piper.job.arguments import refuse_synchronised_norms, refuse_unmatched, refuse_wrong_model
 from piper.job.batch.batch import Batch, Shapes, refuse_uneven
-from piper.job.batch.batch_arguments import arguments_of, batch_of, example_of
+from piper.job.batch.batch_arguments import batch_of, example_of, inputs_of
 from piper.job.batch.replica_batches import ReplicaBatches
 from piper.job.batch.whole_inputs import Name, WholeInputs
 from piper.job.capture_errors import about_experts
@@ -175,9 +175,9 @@ class Job:
         """The same job on devices with any amount of memory."""
         return replace(self, options=replace(self.options, memory_gib=None))
 
-    def example(self, example: Any) -> Batch:
+    def example(self, example: Any, where: str = "example") -> Batch:
         """A batch as a loader gives it."""
-        found = self.whole_inputs.marked(example_of(self.model, self.loss_fn, example))
+        found = self.whole_inputs.marked(example_of(self.model, self.loss_fn, example, where))
         return self.judged(found, max(2, self.microbatches)) if self.rows.unequal else found
 
     def batch(self, example: Batch, given: tuple[Any, ...], named: dict[str, Any]) -> Batch:
@@ -185,12 +185,9 @@ class Job:
         found = batch_of(self.model, self.loss_fn, example, given, named)
         return self.whole_inputs.marked(found)
 
-    def inputs_only(self, given: tuple[Any, ...], named: dict[str, Any]) -> Batch:
+    def inputs_only(self, example: Batch, given: tuple[Any, ...], named: dict[str, Any]) -> Batch:
         """What a model is called with, without labels for a loss function."""
-        inside = given[0] if len(given) == 1 and not named else None
-        given = tuple(inside) if isinstance(inside, list | tuple) else given
-        found = Batch.of(arguments_of(self.model, None, given, named))
-        return self.whole_inputs.marked(replace(found, labelled=False))
+        return self.whole_inputs.marked(inputs_of(self.model, example, given, named))
 
     def judged(self, batch: Batch, parts: int) -> Batch:
         """The batch, with what microbatches share found out if it is cut into several parts."""

@@ -38,7 +38,7 @@ def elsewhere(name: str, given: Mapping[str, Any]) -> str | None:
         case _ if name in NORMS:
             return f"write max_norm={own}, the norm that gradients are clipped to"
         case _ if name in COUNTS:
-            return microbatches_fix(own)
+            return microbatches_fix(count_of(given[name]))
         case "micro_batch_size":
             return microbatches_fix("...")
         case "bf16" | "fp16":
@@ -57,6 +57,16 @@ def microbatches_fix(own: str) -> str:
     such = "8" if own == "..." else own
     call = f"strategies.one_f_one_b(microbatches={such})"
     return f"write microbatches={own} in the strategy, such as {call}"
+
+
+def count_of(value: Any) -> str:
+    """A whole number, also if a configuration has it as a float.
+
+    >>> count_of(4.0), count_of(4), count_of("auto"), count_of(2.5)
+    ('4', '4', '...', '...')
+    """
+    whole = isinstance(value, int | float) and value == value // 1
+    return str(int(value)) if whole else "..."
 
 
 def optimizer_fix(given: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ PIPER = str(Path(__file__).parents[1])
 HIDDEN = ("<frozen", "<string>", "runpy.py")  # `<string>`: methods that a dataclass generates
 NO_BACKWARD = "leave it out: a step of the Trainer includes the backward and the optimizer's step"
 DONE = ("float", "Metrics")  # what `step` returned, or the loss in it
+NO_TENSOR = ("item", "detach", "cpu", "mean", "numpy", "tolist")  # the loss is a number
 SUGGESTS = sys.version_info >= (3, 12)  # tracebacks suggest names by themselves
 ALIKE = 0.8  # of difflib: `los` is 0.86 like `loss`
 LIBRARY = sysconfig.get_paths()["stdlib"]  # of Python, also from a virtual environment
@@ -38,8 +39,16 @@ def hint(error: BaseException) -> str:
     "\\n  fix: leave it out: a step of the Trainer includes the backward and the optimizer's step"
     """
     match error:
-        case AttributeError(name="backward", obj=obj) if type(obj).__name__ in DONE:
+        case AttributeError(name="backward", obj=obj) if is_done(obj):
             return f"\n  fix: {NO_BACKWARD}"
+        case AttributeError(name=str() as name, obj=float()) if name in NO_TENSOR:
+            return f"\n  fix: leave out .{name}(): it is a number of Python already"
+        case AttributeError(name=str() as name, obj=obj) if name in NO_TENSOR and is_done(obj):
+            return "\n  fix: write metrics.loss, which is a number of Python"
+        case TypeError(args=[str() as text]) if text.startswith("Trainer.evaluate()"):
+            return "\n  fix: it takes batches: write trainer.evaluate([(x, y)])"
+        case TypeError(args=[str() as text]) if "Trainer' object is not callable" in text:
+            return "\n  fix: write trainer.step(batch); trainer.predict(*inputs) gives outputs"
         case AttributeError(name=str() as name) if not SUGGESTS:
             near = get_close_matches(name, dir(error.obj), 1, ALIKE)
         case NameError(name=str() as name) if not SUGGESTS:
@@ -47,6 +56,10 @@ def hint(error: BaseException) -> str:
         case _:
             near = []
     return f". Did you mean: {near[0]!r}?" if near else ""
+
+
+def is_done(found: object) -> bool:
+    return type(found).__name__ in DONE
 
 
 def visible(error: BaseException) -> list[str]:

@@ -119,6 +119,16 @@ class Metrics:
         """
         return None if self.best_seconds is None else self.best_seconds / self.seconds
 
+    def __getitem__(self, name: str) -> float | None:
+        """
+        >>> Metrics(3, 2, None, lambda: Readings(2.5, 1.25, 0.5, 1.0))["loss"]
+        2.5
+        """
+        if name not in NAMES:
+            raise KeyError(f"there is no {name!r}, only {', '.join(NAMES)}")
+        found: float | None = getattr(self, name)
+        return found
+
     def __iter__(self) -> Iterator[tuple[str, float]]:
         for name in NAMES:
             value = getattr(self, name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -12,29 +13,42 @@ from piper.capture.trace.arguments.call_arguments import LABELS, Keywords
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.batch.call_signatures import fits, refuse_wrong_calls
+from piper.job.batch.one_or_many import kind_of, refuse_many_batches, refuse_one_batch
 
 Arguments = tuple[Any, ...]
 BY_POSITION = "write step(inputs, labels)"
+PAIR = "give (x, y)"
 
 
-def example_of(model: torch.nn.Module, loss_fn: Any, example: Any) -> Batch:
+def example_of(model: torch.nn.Module, loss_fn: Any, example: Any, where: str = "example") -> Batch:
     """One batch, as a loader gives it. A tuple or list holds the arguments of a step."""
     if not isinstance(example, tuple | list | Mapping | torch.Tensor):
-        kind = "None" if example is None else f"of type {type(example).__name__}"
         fix = "give a batch: a tuple (x, y), or a dict of what the model takes"
-        raise InputError.of("example", f"it is {kind}", fix)
+        more = ", such as next(iter(loader))" if isinstance(example, Iterable) else ""
+        raise InputError.of(where, f"it is {kind_of(example)}", fix + more)
     given = tuple(example) if isinstance(example, tuple | list) else (example,)
+    if not given:
+        raise InputError.of(where, "it is empty", "give it what the model takes: (x, y)")
     if loss_fn is not None and len(given) == 1 and isinstance(given[0], torch.Tensor):
-        refuse_label_only(model)
+        refuse_label_only(model, where)
     found = arguments_of(model, loss_fn, given, {})
-    refuse_wrong_calls(model, loss_fn, found, "example", None)
+    refuse_wrong_calls(model, loss_fn, found, where, None)
     return Batch.of(found)
 
 
-def refuse_label_only(model: torch.nn.Module) -> None:
+def refuse_label_only(model: torch.nn.Module, where: str) -> None:
     if not takes(model, (), {}):
         what = "it is one tensor: with a loss_fn that is the label, and the model gets nothing"
-        raise InputError.of("example", what, "write example=(x, y)")
+        raise InputError.of(where, what, "write example=(x, y)" if where == "example" else PAIR)
+
+
+def refuse_no_batches(
+    where: str, given: Any, model: torch.nn.Module, loss_fn: Any, example: Batch | None
+) -> None:
+    """`evaluate` and `rehearse` take batches, and not one."""
+    one_tensor = example is None or len(example.tensors) < 2
+    alone = one_tensor if loss_fn is None else takes(model, (), {})
+    refuse_one_batch(where, given, alone)
 
 
 def batch_of(
@@ -42,12 +56,30 @@ def batch_of(
 ) -> Batch:
     """The batch of a step: its arguments, or all of them in one tuple, list or dict."""
     wanted = example.arguments
+    refuse_many_batches("step", given, example)
+    if not named and not any(holds(one) for one in given):
+        raise InputError.of("step", "it was given nothing", "give it what the example has")
     if len(given) == 1 and not named and isinstance(given[0], tuple | list):
         takes_list = len(wanted) == 1 and isinstance(wanted[0], tuple | list)
         given = given if takes_list else tuple(given[0])
     found = arguments_of(model, loss_fn, given, named)
     refuse_wrong_calls(model, loss_fn, found, "batch", len(wanted))
     return Batch.of(in_order(found, wanted))
+
+
+def inputs_of(
+    model: torch.nn.Module, example: Batch, given: Arguments, named: dict[str, Any]
+) -> Batch:
+    """What a model is called with, without labels for a loss function."""
+    refuse_many_batches("predict", given, example)
+    inside = given[0] if len(given) == 1 and not named else None
+    given = tuple(inside) if isinstance(inside, list | tuple) else given
+    return replace(Batch.of(arguments_of(model, None, given, named)), labelled=False)
+
+
+def holds(one: Any) -> bool:
+    """Whether there is anything in it."""
+    return not isinstance(one, tuple | list | Mapping) or len(one) > 0
 
 
 def arguments_of(

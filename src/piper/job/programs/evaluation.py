@@ -15,8 +15,9 @@ from piper.capture.trace.arguments.call_arguments import split
 from piper.capture.trace.arguments.outputs import separated
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
-from piper.job.batch.batch_arguments import takes
+from piper.job.batch.batch_arguments import refuse_no_batches, takes
 from piper.job.batch.call_signatures import refuse_wrong_calls
+from piper.job.batch.one_or_many import is_nested, is_numbered
 from piper.job.job import Job
 from piper.job.loss.loss_reduction import LossReduction, refuse_weightless
 from piper.job.processes import consistency
@@ -100,11 +101,26 @@ class LossSum:
         return Evaluation(loss, len(self.sums), self.samples, self.tokens, seconds)
 
 
-def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -> Evaluation:
+def batches_of(job: Job, given: Iterable[Any], example: Batch) -> Iterator[Batch]:
+    """Batches as a loader gives them."""
+    refuse_no_batches("evaluate", given, job.model, job.loss_fn, example)
+    return (checked(job, one, f"evaluate, batch {k}", example) for k, one in enumerate(given))
+
+
+def checked(job: Job, batch: Any, where: str, example: Batch) -> Batch:
+    if isinstance(batch, tuple | list) and is_numbered(batch) and not is_nested(example):
+        what = "it is a number and a batch, as enumerate gives them"
+        raise InputError.of(where, what, "write trainer.evaluate(loader), without enumerate")
+    return job.example(batch, where)
+
+
+def evaluated(
+    forwards: ForwardPrograms, example: Batch, batches: Iterable[Any], move: Move
+) -> Evaluation:
     """The loss of all batches of all replicas together."""
     job = forwards.job
     total = LossSum(job, job.feeds.feed(forwards.rank))
-    for batch in batches:
+    for batch in batches_of(job, batches, example):
         with in_eval_mode(job.model):
             here, known = forwards.job_for(batch), forwards.has(batch, "loss")
             weights = weights_of(forwards, here, batch) if known else [0.0]
@@ -122,8 +138,15 @@ def evaluated(forwards: ForwardPrograms, batches: Iterable[Batch], move: Move) -
     return total.result()
 
 
-def predicted(forwards: ForwardPrograms, batch: Batch, move: Move) -> Any:
+def predicted(
+    forwards: ForwardPrograms,
+    example: Batch,
+    given: tuple[Any, ...],
+    named: dict[str, Any],
+    move: Move,
+) -> Any:
     """The outputs for the batches of all replicas, on device 0. The others get None."""
+    batch = forwards.job.inputs_only(example, given, named)
     refuse_wrong_inputs(forwards.job.model, batch)
     with in_eval_mode(forwards.job.model):
         feed = forwards.job.feeds.feed(forwards.rank)
@@ -147,7 +170,8 @@ def refuse_wrong_inputs(model: torch.nn.Module, batch: Batch) -> None:
     given, named = split(batch.arguments)
     if not takes(model, given, named) and takes(model, given[:-1], named):
         what = f"the model takes {amount(len(given) - 1, 'input')}, and got {len(given)}"
-        raise InputError.of("predict", what, "leave out the labels: trainer.predict(*inputs)")
+        fix = "leave out the labels: trainer.predict(*inputs); give several batches one by one"
+        raise InputError.of("predict", what, fix)
     refuse_wrong_calls(model, None, batch.arguments, "predict", None)
 
 

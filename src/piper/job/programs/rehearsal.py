@@ -18,6 +18,7 @@ from piper.directives.strategy import as_strategy
 from piper.errors import InputError
 from piper.job.arguments import names_options
 from piper.job.batch.batch import Batch, refuse_uneven
+from piper.job.batch.batch_arguments import refuse_no_batches
 from piper.job.compile.assignment import assignments
 from piper.job.job import Job
 from piper.job.loop.on_nan import OnNan
@@ -97,7 +98,11 @@ def rehearse(
         whole=whole,
     )  # fmt: skip
     job = Job(model, loss_fn, as_strategy(strategy), options)
-    return rehearsed(job, [*map(job.example, batches)], watch)
+    refuse_no_batches("rehearse", batches, model, loss_fn, None)
+    found = [job.example(one, f"rehearse, batch {k}") for k, one in enumerate(batches)]
+    if not found:
+        raise InputError.of("rehearse", "there are no batches", "give at least one batch")
+    return rehearsed(job, found, watch)
 
 
 def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) -> Rehearsal:

@@ -1,0 +1,88 @@
+"""What other systems have on their trainers, and what to write here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from piper.errors import InputError
+
+STEP = "leave it out: trainer.step includes zero_grad, the backward and the optimizer's step"
+SCHEDULE = "leave it out: trainer.step includes it, after the optimizer; metrics.lr is the rate"
+LOOP = "write `for batch in loader: trainer.step(batch)`, which is in training mode"
+WEIGHTS = "trainer.state_dict() has the trained weights on device 0, for model.load_state_dict"
+RATE = "the metrics of a step have it: trainer.step(batch).lr"
+PRETRAINED = "write trainer.export(folder); a Trainer by piper.from_pretrained has it"
+FIXES = {
+    "optimizer": STEP,
+    "optimizers": STEP,
+    "zero_grad": STEP,
+    "backward": STEP,
+    "optimizer_step": STEP,
+    "lr_scheduler": SCHEDULE,
+    "scheduler": SCHEDULE,
+    "scaler": 'leave it out: with Trainer(precision="fp16"), trainer.step scales the loss',
+    "clip_grad_norm": "write Trainer(max_norm=...); metrics.grad_norm is the norm before it",
+    "clip_grad_norm_": "write Trainer(max_norm=...); metrics.grad_norm is the norm before it",
+    "accumulate": "write microbatches=... in the strategy: one step is one optimizer step",
+    "no_sync": "leave it out: gradients are reduced once, after all microbatches of a step",
+    "train": LOOP,
+    "fit": LOOP,
+    "training_step": LOOP,
+    "train_batch": "write trainer.step(batch)",
+    "eval": "leave it out: trainer.evaluate and trainer.predict are in eval mode",
+    "validate": "write trainer.evaluate(batches)",
+    "test": "write trainer.evaluate(batches)",
+    "forward": "write trainer.step(batch), or trainer.predict(*inputs) for outputs in eval mode",
+    "generate": "save the weights, and load them where you generate: docs/hugging_face.md",
+    "model": WEIGHTS,
+    "module": WEIGHTS,
+    "parameters": WEIGHTS,
+    "named_parameters": WEIGHTS,
+    "load_state_dict": "write trainer.load(path of safetensors), or trainer.resume(folder)",
+    "save_checkpoint": "write trainer.save(folder)",
+    "save_state": "write trainer.save(folder)",
+    "load_checkpoint": "write trainer.resume(folder)",
+    "load_state": "write trainer.resume(folder)",
+    "save_model": "write trainer.export(folder), or trainer.save(folder) for a checkpoint",
+    "save_pretrained": PRETRAINED,
+    "lr": RATE,
+    "learning_rate": RATE,
+    "get_lr": RATE,
+    "get_last_lr": RATE,
+    "global_step": "write trainer.steps",
+    "global_steps": "write trainer.steps",
+    "global_rank": "write trainer.rank",
+    "process_index": "write trainer.rank",
+    "is_main_process": "write trainer.rank == 0",
+    "is_global_zero": "write trainer.rank == 0",
+    "world_size": "write trainer.replicas, the number of parts of the data",
+    "num_processes": "write trainer.replicas, the number of parts of the data",
+    "device": "leave it out: trainer.step moves the batch",
+    "prepare": "leave it out: give the model to piper.Trainer, and each process its own batches",
+}
+
+
+class NoAttribute(InputError, AttributeError):
+    """`hasattr` gives False for it."""
+
+
+class OtherAttributes:
+    """A Trainer, if it is asked for what others have."""
+
+    if not TYPE_CHECKING:  # a type checker would allow any name
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property failed: with its own error, again
+                return object.__getattribute__(self, name)
+            raise missing(self, name)
+
+
+def missing(trainer: Any, name: str) -> AttributeError:
+    """
+    >>> print(missing(None, "global_step"))
+    trainer: it has no global_step
+      fix: write trainer.steps
+    """
+    if name in FIXES:
+        return NoAttribute.of("trainer", f"it has no {name}", FIXES[name])
+    return AttributeError(f"'Trainer' object has no attribute {name!r}", name=name, obj=trainer)
