@@ -52,6 +52,9 @@ FUNCTIONS: dict[str, Function] = {
     "svd": lambda x: torch.linalg.svdvals(positive(x)),
     "qr": lambda x: torch.linalg.qr(positive(x))[1].sum(2),
     "pinv": lambda x: torch.linalg.pinv(positive(x)).sum(2),
+    "lu solve": lambda x: torch.linalg.lu_solve(
+        *torch.linalg.lu_factor(positive(x)), x[:, :, None]
+    )[:, :, 0],
 }
 
 
@@ -91,7 +94,14 @@ def differentiated(x: Tensor) -> Tensor:
 REFUSED: dict[str, tuple[Any, str]] = {
     "a hook": (hooked, "it has a hook on gradients"),
     "a derivative": (differentiated, "the forward computes gradients itself"),
-    "a check": (lambda x: torch.linalg.lu_factor(positive(x))[0].sum(2), "checks the values"),
+    "a check": (
+        lambda x: x + torch.linalg.ldl_factor(positive(x.detach()))[0].sum(2),
+        "checks the values",
+    ),
+    "residuals": (
+        lambda x: torch.linalg.lstsq(positive(x), x[:, :, None]).solution[:, :, 0],
+        r"write the solution as torch.linalg.pinv\(A\) @ B",
+    ),
     "lazy": (nn.LazyLinear(6), "it is lazy: its shape is not known yet"),
     "compiled": (torch.compile(nn.Linear(6, 6)), "torch.compile has compiled it"),
 }

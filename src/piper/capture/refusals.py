@@ -244,6 +244,14 @@ def checked_values(where: str) -> CaptureError:
     )
 
 
+def least_squares(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "torch.linalg.lstsq returns residuals whose size depends on values",
+        "write the solution as torch.linalg.pinv(A) @ B",
+    )
+
+
 def own_backward() -> CaptureError:
     return refusal(
         current_line(),

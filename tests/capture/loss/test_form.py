@@ -23,7 +23,21 @@ def masked(o: Any, y: Any) -> Tensor:
     return (o["x"] - y["y"]).square() * y["mask"]
 
 
+def ctc(o: Any, y: Any, inputs: Any, lengths: Any, **options: Any) -> Tensor:
+    given = o["tokens"].transpose(0, 1).log_softmax(-1), y["labels"][:, :2].clamp(min=1)
+    return F.ctc_loss(*given, inputs, lengths, **options)
+
+
 PROVED: dict[str, Loss] = {
+    "ctc": lambda o, y: ctc(o, y, y["labels"][:, 2].clamp(min=5), y["k"] % 2 + 1),
+    "ctc, lists": lambda o, y: ctc(o, y, (6,) * len(o["x"]), [2] * len(o["x"]), reduction="sum"),
+    "ctc over rows": lambda o, y: (
+        ctc(o, y, torch.full((len(o["x"]),), 6), y["k"] % 2 + 1, reduction="none").sum()
+        / len(y["k"])
+    ),
+    "ctc, sum over rows": lambda o, y: (
+        ctc(o, y, [5] * len(o["x"]), y["k"] % 2, reduction="sum", zero_infinity=True) / len(y["k"])
+    ),
     "cross entropy": ce,
     "class weights": lambda o, y: ce(o, y, weight=WEIGHT),
     "smoothed": lambda o, y: ce(o, y, label_smoothing=0.1),
@@ -71,6 +85,13 @@ PROVED: dict[str, Loss] = {
     "projected": lambda o, y: F.mse_loss(o["x"] @ WEIGHT, y["y"] @ WEIGHT),
 }
 NOT_PROVED: dict[str, Loss] = {
+    "ctc, other rows": lambda o, y: ctc(o, y, (6,) * len(o["x"]), y["k"].flip(0) % 2),
+    "ctc, tokens": lambda o, y: F.ctc_loss(
+        o["tokens"].log_softmax(-1),
+        y["labels"][0].clamp(min=1)[None].expand(6, -1),
+        (4,) * 6,
+        (2,) * 6,
+    ),
     "root": lambda o, y: F.mse_loss(o["x"], y["y"]).sqrt(),
     "balanced": lambda o, y: F.binary_cross_entropy_with_logits(
         o["x"], y["mask"].double(), pos_weight=(~y["mask"]).sum() / y["mask"].sum()

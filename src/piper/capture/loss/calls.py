@@ -24,7 +24,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        return str(self.node.target).removeprefix("aten.").split(".")[0]
+        return base_name(self.node)
 
     @cached_property
     def given(self) -> dict[str, Any]:
@@ -82,6 +82,11 @@ class Call:
             if prod(after[:dim]) == outer and size % self.rows == 0 and grows:
                 return Rows(dim, known.over)
         return MIXED
+
+
+def base_name(node: fx.Node) -> str:
+    """Of an operator, without its overload: `sum`; `piper.ctc` for one of Piper's."""
+    return str(node.target).removeprefix("aten.").rpartition(".")[0]
 
 
 def shape(node: fx.Node) -> tuple[Any, ...]:

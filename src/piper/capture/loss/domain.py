@@ -90,6 +90,13 @@ class Reduced:
 
 
 @dataclass(frozen=True, slots=True)
+class Root:
+    """A norm over rows, or a multiple of it: to this power, it is a sum over them."""
+
+    power: float
+
+
+@dataclass(frozen=True, slots=True)
 class OfTotal:
     """A function of `total`, which is a sum over rows of the batch's own tensors."""
 
@@ -101,7 +108,7 @@ class Mixed:
     """Depends on the rows in some other way."""
 
 
-Known = Fixed | Number | Rows | Row | RowNumbers | Size | Reduced | OfTotal | Mixed
+Known = Fixed | Number | Rows | Row | RowNumbers | Size | Reduced | Root | OfTotal | Mixed
 FIXED, MIXED, SUM, MEAN = Fixed(), Mixed(), Reduced(), Reduced((PerRow(),))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from piper.capture import torch_private, tracing_private
 from piper.capture.fx_nodes import arguments, value
+from piper.capture.loss.calls import base_name
 from piper.capture.loss.counts import Count, count_of
 from piper.capture.loss.domain import (
     FIXED,
@@ -27,7 +28,7 @@ from piper.capture.loss.domain import (
 )
 from piper.capture.loss.model_outputs import GrowingOutput
 from piper.capture.loss.proof import batch_rows, followed, merge_equal, paired, without_copies
-from piper.capture.loss.rules import MEANS, base_name
+from piper.capture.loss.rules import MEANS
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.torch_private import pytree
 from piper.capture.trace.arguments.outputs import Output

@@ -27,15 +27,12 @@ def rowwise_loss(call: Call) -> Known:
     return reduced(Rows(0), call.given.get("reduction", default))
 
 
-@rule("ctc_loss")
+@rule("piper.ctc")
 def ctc(call: Call) -> Known:
-    """Its mean divides the loss of each row by the length of its own target."""
-    targets = call.given["targets"]
-    padded = call.of("targets") == Rows(0) and len(shape(targets)) == 2
-    lengths = all(call.of(name) in (Rows(0), FIXED) for name in ("input_lengths", "target_lengths"))
-    if call.of("log_probs") != Rows(1) or not padded or not lengths:
-        return MIXED
-    return reduced(Rows(0), call.given.get("reduction", MEANS))
+    """The loss of each row. Targets one after the other are no rows: lengths say whose they are."""
+    padded = len(shape(call.given["targets"])) == 2
+    own = all(call.of(n) == Rows(0) for n in ("targets", "input_lengths", "target_lengths"))
+    return call.checked(Rows(0)) if call.of("log_probs") == Rows(1) and padded and own else MIXED
 
 
 @rule("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d")

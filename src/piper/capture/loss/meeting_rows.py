@@ -6,10 +6,10 @@ A loop that accumulates gradients does the same. Plain training on the whole bat
 from torch import Tensor, fx
 
 from piper.capture.fx_nodes import closure, in_order, line, value
-from piper.capture.loss.calls import Call
-from piper.capture.loss.domain import FIXED, MIXED, Reduced, Rows
+from piper.capture.loss.calls import Call, base_name
+from piper.capture.loss.domain import FIXED, MIXED, Reduced, Root, Rows
 from piper.capture.loss.proof import batch_rows, followed
-from piper.capture.loss.rules import base_name, works_along_rows
+from piper.capture.loss.rules import works_along_rows
 from piper.capture.trace.forward import Traced
 
 
@@ -38,9 +38,19 @@ def meeting_rows(traced: Traced) -> str:
 
 def _cause(call: Call) -> fx.Node | None:
     """The operation over several rows whose result is used for rows here."""
-    if not _is_floating(call.node) or not value(call.node).dim():
+    if not _is_floating(call.node):
         return None
+    if (found := _norm_in_use(call)) is not None or not value(call.node).dim():
+        return found
     return call.node if works_along_rows(call) else _reduced_beside_rows(call)
+
+
+def _norm_in_use(call: Call) -> fx.Node | None:
+    """A norm over rows, of each column or beside rows, whose power is not what is used of it."""
+    if call.known[call.node] != MIXED:
+        return None
+    norms = (one for one in call.node.all_input_nodes if isinstance(call.known[one], Root))
+    return next((one for one in norms if value(one).dim() or value(call.node).dim()), None)
 
 
 def _is_floating(node: fx.Node) -> bool:

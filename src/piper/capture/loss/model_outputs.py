@@ -10,10 +10,10 @@ from torch import fx, nn
 
 from piper.capture import torch_private
 from piper.capture.fx_nodes import line, value
-from piper.capture.loss.calls import Call
-from piper.capture.loss.domain import FIXED, MEAN, MIXED, SUM, Known, Rows
+from piper.capture.loss.calls import Call, base_name
+from piper.capture.loss.domain import FIXED, MEAN, MIXED, SUM, Known, Root, Rows
 from piper.capture.loss.proof import followed, merge_equal, paired, without_copies
-from piper.capture.loss.rules import RULES, base_name, is_elementwise, same
+from piper.capture.loss.rules import RULES, is_elementwise, same
 from piper.capture.precision import Precision
 from piper.capture.torch_private import OpOverload
 from piper.capture.trace.arguments.inputs import Inputs, inputs_of
@@ -150,7 +150,8 @@ class Growth:
         """Whether this is a norm over rows, rather than one for each of them."""
         if node.op != "call_function" or base_name(node) not in NORMS:
             return False
-        return self.known[node] == MIXED and isinstance(self.known[node.all_input_nodes[0]], Rows)
+        over_rows = self.known[node] == MIXED or isinstance(self.known[node], Root)
+        return over_rows and isinstance(self.known[node.all_input_nodes[0]], Rows)
 
     def is_scaled_by_rows(self, node: fx.Node) -> bool:
         """Whether a number among the arguments follows the number of rows."""

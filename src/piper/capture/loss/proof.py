@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, fx
 
 from piper.capture.fx_nodes import value
-from piper.capture.loss import labelled, shapes  # noqa: F401  (they fill RULES)
+from piper.capture.loss import labelled, norms, shapes  # noqa: F401  (they fill RULES)
 from piper.capture.loss.calls import Call, shape
 from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, Row, Rows, Size
-from piper.capture.loss.rules import RULES, base_name, elementwise, is_elementwise, works_along_rows
+from piper.capture.loss.rules import RULES, elementwise, is_elementwise, works_along_rows
 from piper.capture.torch_private import VALUE_WANTED, OpOverload, is_mutable, pytree
 
 aten = torch.ops.aten
@@ -114,9 +114,8 @@ def _loses_rows(call: Call) -> bool:
 
 
 def _by_rule(call: Call) -> Known:
-    name = base_name(call.node)
-    if name in RULES:
-        return RULES[name](call)
+    if call.name in RULES:
+        return RULES[call.name](call)
     if is_elementwise(call.node):
         return elementwise(call)
     known = [call.known[one] for one in call.node.all_input_nodes]

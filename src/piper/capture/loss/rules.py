@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from piper.capture.loss.calls import Call, aligned, shape
+from piper.capture.loss.calls import Call, aligned, base_name, shape
 from piper.capture.loss.domain import (
     FIXED,
     MEAN,
@@ -18,6 +18,7 @@ from piper.capture.loss.domain import (
     Number,
     OfTotal,
     Reduced,
+    Root,
     RowNumbers,
     Rows,
     Size,
@@ -86,10 +87,12 @@ def product(call: Call) -> Known:
     for one, other in ((a, b), (b, a)):
         if isinstance(one, Number):
             return scaled(other, one.power)
-        if one == FIXED and isinstance(other, Reduced):
+        if one == FIXED and isinstance(other, Reduced | Root):
             return times_constant(call, other)
     if isinstance(a, Rows) and isinstance(b, Rows):
         return MIXED if a.over and b.over else aligned(call, ["self", "other"])
+    if a == Root(2) and call.given["self"] is call.given["other"]:
+        return SUM
     return linear(call, a, b)
 
 
@@ -103,7 +106,7 @@ def quotient(call: Call) -> Known:
     if isinstance(b, Size):
         return over_chosen(a, Chosen(b.mask))
     if b == FIXED:
-        return times_constant(call, a) if isinstance(a, Reduced) else linear(call, a, b)
+        return times_constant(call, a) if isinstance(a, Reduced | Root) else linear(call, a, b)
     total, value = total_of(call, "other"), call.given["other"]
     if total is not None and a == SUM:
         return Reduced((Total(total, value),))
@@ -124,14 +127,14 @@ def over_chosen(known: Known, divisor: Chosen) -> Known:
     return MIXED
 
 
-def times_constant(call: Call, known: Reduced) -> Known:
+def times_constant(call: Call, known: Reduced | Root) -> Known:
     """A number in the graph may be made from the number of rows, if no twin shows otherwise."""
     other = call.given.get("other")
     if call.twin is not None or not isinstance(other, int | float):
         return known
     factor = RULES[call.name] is product and isinstance(other, int)
     counts = factor and other and call.rows > 1 and other % call.rows == 0
-    return MIXED if known == SUM or counts else known
+    return MIXED if known == SUM or isinstance(known, Root) or counts else known
 
 
 def linear(call: Call, a: Known, b: Known) -> Known:
@@ -172,7 +175,7 @@ def sum_or_mean(call: Call) -> Known:
     known, dims = call.of("self"), call.dims()
     if isinstance(known, Rows) and dims is not None and known.dim not in dims:
         return moved(call, known, dims)
-    if isinstance(known, RowNumbers):
+    if isinstance(known, RowNumbers | Root):
         return MIXED
     return reduced(known, MEANS if call.name == "mean" else SUMS)
 
@@ -186,7 +189,7 @@ def moved(call: Call, known: Rows, dims: list[int]) -> Known:
 
 @rule(
     "softmax", "log_softmax", "_softmax", "_log_softmax", "logsumexp", "amax", "amin", "argmax",
-    "argmin", "prod", "any", "all", "linalg_vector_norm", "norm", "std", "var", "cumsum", "flip",
+    "argmin", "prod", "any", "all", "std", "var", "cumsum", "flip",
     "sort", "argsort", "topk", "max", "min", "median", "cosine_similarity", "count_nonzero", "diff",
     "glu", "roll", "softmin", "cumprod", "logcumsumexp", "nansum", "nanmean", "var_mean",
 )  # fmt: skip
@@ -222,7 +225,3 @@ _ALSO = frozenset({
     "greater_equal", "less_equal", "__and__", "__or__", "__xor__", "absolute", "clip", "fix",
     "isclose", "isfinite", "logit", "square", "softplus", "softshrink", "hardtanh",
 })  # fmt: skip
-
-
-def base_name(node: fx.Node) -> str:
-    return str(node.target).removeprefix("aten.").split(".")[0]

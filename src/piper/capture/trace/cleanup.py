@@ -29,8 +29,8 @@ _ASSERTIONS = frozenset({
     aten._assert_scalar.default, aten._assert_async.msg, aten._assert_async.default,
     aten._assert_tensor_metadata.default,
 })  # fmt: skip
-# torch 2.11 loses their check where it differentiates them.
-_CHECKED = frozenset({aten.linalg_lu_factor.default, aten.linalg_ldl_factor.default})
+# torch 2.11 loses its check where it differentiates it.
+_CHECKED = frozenset({aten.linalg_ldl_factor.default})
 # torch's derivative of it is wrong: autograd itself takes another way where it sees such a write.
 _WRITTEN = aten.as_strided_scatter.default
 _PACKED = frozenset({

@@ -13,6 +13,12 @@ from piper.capture.trace.replaced.equal_masks import EqualMasks
 from piper.capture.trace.replaced.losses import ctc, gaussian
 from piper.capture.trace.replaced.numbers import formatted
 from piper.capture.trace.replaced.recurrent import lstm, recurrent
+from piper.capture.trace.replaced.statistics import (
+    choices,
+    correlation,
+    covariance,
+    least_squares,
+)
 
 
 class ReplacedCalls(torch.overrides.TorchFunctionMode):
@@ -59,8 +65,13 @@ def bincount(func: Any, input: Tensor, weights: Tensor | None = None, minlength:
 
 IN_PROOFS: dict[str, Callable[..., Any]] = {  # rules know the rest
     "gaussian_nll_loss": gaussian,
+    "ctc_loss": ctc,
     "__format__": formatted,
     "bincount": bincount,
+    "cov": covariance,
+    "corrcoef": correlation,
+    "combinations": choices,
+    "linalg_lstsq": least_squares,
 }
 REPLACED: dict[str, Callable[..., Any]] = {
     **IN_PROOFS,
@@ -68,7 +79,6 @@ REPLACED: dict[str, Callable[..., Any]] = {
     "gru": recurrent,
     "rnn_tanh": recurrent,
     "rnn_relu": recurrent,
-    "ctc_loss": ctc,
     "linear_cross_entropy": without_chunks,
     "_pack_padded_sequence": packed,
     "tolist": as_python,

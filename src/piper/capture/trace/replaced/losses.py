@@ -16,10 +16,7 @@ def ctc(
     single = log_probs.dim() == 2
     if single:
         log_probs, targets = log_probs.unsqueeze(1), targets.unsqueeze(0)
-    inputs, lengths = (
-        torch.as_tensor(one, device=log_probs.device).reshape(-1)
-        for one in (input_lengths, target_lengths)
-    )
+    inputs, lengths = (lengths_of(one, log_probs.device) for one in (input_lengths, target_lengths))
     losses = CTC(log_probs, targets, inputs, lengths, blank, zero_infinity)
     if zero_infinity:
         losses = torch.where(losses.isinf(), torch.zeros_like(losses), losses)
@@ -28,6 +25,13 @@ def ctc(
     if reduction in ("sum", 2):
         return losses.sum()
     return losses[0] if single else losses
+
+
+def lengths_of(given: Any, device: torch.device) -> Tensor:
+    """Equal ones as one number: a proof sees that they are the same for each row."""
+    if isinstance(given, list | tuple) and len(set(given)) == 1:
+        return torch.full((len(given),), given[0], device=device)
+    return torch.as_tensor(given, device=device).reshape(-1)
 
 
 def gaussian(
