@@ -105,7 +105,22 @@ ROWS = [
     trial(aten.triu.default, x(12, 5, 5), 1),
     trial(aten.pad.default, x(12, 5, 12), [0, 0, 1, 2]),
     trial(aten.pad.default, x(12, 5, 12), [0, 0, 1, 2], "constant", 3.0),
-    trial(aten.pad.default, x(12, 12, 5), [2, 1], "reflect"),
+    *(
+        trial(aten.pad.default, x(*shape), around, mode)
+        for mode in ("reflect", "replicate", "circular")
+        for shape, around in (
+            ((12, 12, 5), [2, 1]),
+            ((12, 12), [2, 1]),
+            ((12, 12, 12), [0, 0, 2, 0]),
+            ((12, 12, 12, 5), [1, 1, 0, 2]),
+            ((12, 12, 12), [1, 0, 0, 0]),
+        )
+    ),
+    *(
+        trial(aten.div.Tensor_mode, signed(12, 5), by, rounding_mode=mode)
+        for by in (0.1, x(5))
+        for mode in ("floor", "trunc", None)
+    ),
     trial(aten.constant_pad_nd.default, x(12, 12), [0, 0, 1, 0]),
     trial(aten.repeat.default, x(12, 5), [2, 1, 3]),
     trial(aten.tile.default, x(12, 5, 12), [2, 1]),

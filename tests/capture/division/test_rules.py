@@ -91,6 +91,7 @@ TRIALS = [
     trial(aten.amax.default, x(12, 5, 12), [1]),
     trial(aten.amin.default, x(12, 5, 12), [1], True),
     trial(aten.logsumexp.default, x(12, 12, 5), [-1]),
+    trial(torch.ops.piper.log_sum.default, x(12, 12, 5), -1),
     trial(aten.var.correction, x(12, 5), [1], correction=0, keepdim=True),
     trial(aten.sum.default, x(12, 12)),
     trial(aten.sum.dim_IntList, x(12, 5, 12), [0, 1]),
@@ -228,6 +229,19 @@ def test_an_index_that_no_device_has_fails_as_in_one_process(one: Trial, wrong: 
             with fails:
                 for rank, pieces in enumerate(every):
                     module(*pieces, torch.tensor(rank))
+
+
+@pytest.mark.parametrize("one", LOOKUPS, ids=name)
+def test_an_infinite_value_of_another_row_is_not_found(one: Trial) -> None:
+    given, *rest = one.args
+    every_third = torch.arange(given.numel()).view(given.shape) % 3 == 0  # the first of each device
+    masked = given.masked_fill(every_third, -torch.inf)
+
+    for ways in (2, 3, 4):
+        call = Trial(one.target, (masked, *rest), one.kwargs, one.blocks).call(ways)
+        for option in options_of(call):
+            if Partial() not in option.inputs:  # parts of an infinite sum may be anything
+                run_option(call, option)
 
 
 def is_float(node: torch.fx.Node) -> bool:

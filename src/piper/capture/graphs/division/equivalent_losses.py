@@ -9,6 +9,7 @@ from torch import fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Call, Emitter, shape
+from piper.capture.kernels.log_sums import LOG_SUM
 
 aten = torch.ops.aten
 MEAN, SUM = 1, 2  # reductions of losses
@@ -27,7 +28,7 @@ def _log_sum(emit: Emitter, node: fx.Node, ways: int) -> fx.Node:
     *rows, words = shape(node)
     slices = ways if words % ways == 0 else 1
     cut = emit(aten.view.default, node, [*rows, slices, words // slices])
-    return emit(aten.logsumexp.default, emit(aten.logsumexp.default, cut, [-1]), [-1])
+    return emit(aten.logsumexp.default, emit(LOG_SUM, cut, -1), [-1])
 
 
 def log_softmax(call: Call, emit: Emitter) -> fx.Node | None:

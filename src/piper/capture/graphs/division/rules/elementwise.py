@@ -71,9 +71,11 @@ def added(call: Call) -> Iterator[Option]:
 def scaled(call: Call) -> Iterator[Option]:
     """Of two factors, one may be in parts."""
     yield from elementwise(call)
+    if call.argument("rounding_mode"):
+        return  # sums of whole numbers are not those of sums
     if len(call.operands) == 1 and isinstance(call.node.args[0], fx.Node):
         yield Option((Partial(),), Partial())
-    if len(call.operands) == 2 and not call.argument("rounding_mode"):
+    if len(call.operands) == 2:
         yield Option((Partial(), Replicated()), Partial())
         if call.packet is aten.mul:
             yield Option((Replicated(), Partial()), Partial())

@@ -32,6 +32,11 @@ def _within(emit: Emitter, index: fx.Node, size: int) -> fx.Node:
     return emit(aten.logical_and.default, low, high)
 
 
+def _kept(emit: Emitter, found: fx.Node, mine: fx.Node) -> fx.Node:
+    """Zeros for what others have: not a product, since what was found instead may be infinite."""
+    return emit(aten.masked_fill.Scalar, found, emit(aten.logical_not.default, mine), 0.0)
+
+
 def _vocabulary(
     call: Call, option: Option, emit: Emitter, args: tuple, kwargs: dict[str, Any]
 ) -> fx.Node:
@@ -41,7 +46,7 @@ def _vocabulary(
     weight, index = args[:2]
     own, mine = _own(emit, index, call.shapes[0][0] // call.ways, call.ways)
     found = emit(aten.embedding.default, weight, own)
-    found = emit(aten.mul.Tensor, found, emit(aten.unsqueeze.default, mine, -1))
+    found = _kept(emit, found, emit(aten.unsqueeze.default, mine, -1))
     padding = call.argument("padding_idx", -1)
     if padding < 0:
         return found
@@ -70,7 +75,7 @@ def _gather(
         return emit(call.node.target, *args, **kwargs)
     given, dim, index = args[:3]
     own, mine = _own(emit, index, call.shapes[0][dim] // call.ways, call.ways)
-    return emit(aten.mul.Tensor, emit(aten.gather.default, given, dim, own), mine)
+    return _kept(emit, emit(aten.gather.default, given, dim, own), mine)
 
 
 @rule(aten.gather, local=_gather)

@@ -12,6 +12,7 @@ from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.calls import Call, Emitter, Option
 from piper.capture.graphs.division.rules.elementwise import elementwise
 from piper.capture.graphs.division.rules.table import rule
+from piper.capture.kernels.log_sums import LOG_SUM
 from piper.ir.placement.placements import Cut, Partial, Replicated
 
 aten = torch.ops.aten
@@ -51,7 +52,7 @@ def rows_kept(call: Call, keep: bool) -> Iterator[tuple[Cut, Cut]]:
 
 @rule(
     aten.all, aten.amax, aten.amin, aten.any, aten.argmax, aten.argmin, aten.linalg_vector_norm,
-    aten.logsumexp, aten.nansum, aten.prod, aten.std, aten.var,
+    aten.logsumexp, aten.nansum, aten.prod, aten.std, aten.var, LOG_SUM.overloadpacket,
 )  # fmt: skip
 def reduced(call: Call) -> Iterator[Option]:
     """By dimensions that stay."""

@@ -65,10 +65,8 @@ def triangle(call: Call) -> Iterator[Option]:
 def padded(call: Call) -> Iterator[Option]:
     size, around = len(call.shape), call.argument("pad")
     along = [size - 1 - k // 2 for k, count in enumerate(around) if count]
-    constant = call.argument("mode", "constant") == "constant"
-    # Other modes want batches and channels as they are.
-    yield from _others(call, along if constant else range(2, size))
-    if not constant or not call.argument("value"):
+    yield from _others(call, along)
+    if not call.argument("value"):  # which is for constants only
         yield PARTS
 
 
