@@ -65,10 +65,13 @@ class PretrainedTrainer(Trainer):
         """Write weights, configuration and tokenizer for transformers' own `from_pretrained`.
 
         With adapters, only these are written, for peft's own `from_pretrained`. Every process calls
-        it, and writes the weights that it holds.
+        it, and writes the weights that it holds. Weights that are in the folder stay until the new
+        ones are complete, which then replace them.
         """
         if self.adapter is None:
             self._write(folder)
+            if self.folder is not None and Path(folder).resolve() == self.folder.resolve():
+                self.layout = layout_in(self.folder, self.conversion)
         else:
             self.export(folder, only=is_adapter, rename=saved_name, file="adapter_model")
         if self.rank == 0:
@@ -77,7 +80,8 @@ class PretrainedTrainer(Trainer):
             else:
                 save_config(self.adapter, self.folder, folder)
             for file in texts_in(self.folder):
-                shutil.copy(file, Path(folder) / file.name)
+                if file.resolve() != (Path(folder) / file.name).resolve():
+                    shutil.copy(file, Path(folder) / file.name)
 
     def load(
         self, path: str | Path, *, rename: Rename | None = None, strict: bool = True,

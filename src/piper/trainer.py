@@ -308,8 +308,8 @@ class Trainer(OtherAttributes):
     ) -> None:  # fmt: skip
         """Write the weights as Hugging Face does: safetensors, with the names of the model.
 
-        Every process calls it, and writes what it holds. All must see the same folder. `only`
-        chooses tensors by name; `rename` gives their names in the file, which is called `file`.
+        Every process calls it, and writes what it holds, in place of older files. All see the same
+        folder. `only` chooses tensors by name; `rename` names them in the file, called `file`.
         """
         self._enter("export")
         tensors, state = model_tensors(self._job.model, only), self._programs.state

@@ -41,9 +41,14 @@ def test_a_model_is_read_trained_and_written_back(tmp_path: Path) -> None:
 
 
 def test_averages_are_written_back_too(tmp_path: Path) -> None:
-    write_model(tmp_path / "a")
+    """And over what was read, in other files, which may be read again."""
+    write_model(tmp_path / "a").train().save_pretrained(tmp_path / "b", max_shard_size="1KB")
     given = {"example": batches()[0], "optimizer": SGD, "ema": 0.5}
-    trainer = piper.from_pretrained(tmp_path / "a", **given)
+    trainer = piper.from_pretrained(tmp_path / "b", **given)
+    read = trainer.state_dict()
+    trainer.save_pretrained(tmp_path / "b")
+    trainer.load(tmp_path / "b")
+    assert all(torch.equal(read[name], one) for name, one in trainer.state_dict().items())
     for batch in batches():
         trainer.step(batch)
     with trainer.averaged():
@@ -56,6 +61,7 @@ def test_averages_are_written_back_too(tmp_path: Path) -> None:
     for name, found in again.named_parameters():
         torch.testing.assert_close(found, averages[name], rtol=1e-6, atol=1e-8)
     assert any(not torch.equal(averages[name], exact[name]) for name in exact)
+    assert not any(torch.equal(averages[name], read[name]) for name in exact)
 
 
 def test_a_configuration_starts_like_a_model_of_transformers() -> None:

@@ -13,7 +13,9 @@ transformers = pytest.importorskip("transformers")
 
 
 def test_processes_read_and_write_their_parts(tmp_path: Path) -> None:
+    """Also in place of weights that are there, in other files."""
     model = write_model(tmp_path / "a").train()
+    model.save_pretrained(tmp_path / "b", max_shard_size="1KB")
 
     results = run_on(4, tune_on, str(tmp_path / "a"), str(tmp_path / "b"))
 
@@ -24,6 +26,7 @@ def test_processes_read_and_write_their_parts(tmp_path: Path) -> None:
         loss.backward()
         optimizer.step()
         assert [losses[step] for losses in results] == pytest.approx([loss.item()] * 4, rel=1e-5)
+    assert [one.name for one in (tmp_path / "b").glob("*.safetensors*")] == ["model.safetensors"]
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "b")
     for name, wanted in model.named_parameters():
         torch.testing.assert_close(again.get_parameter(name), wanted, rtol=1e-5, atol=1e-6)

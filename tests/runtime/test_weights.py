@@ -168,14 +168,6 @@ def test_a_damaged_file_is_refused(cut: int, tmp_path: Path, trainer: Trainer) -
         trainer.load(path)
 
 
-def test_weights_that_are_there_stay(tmp_path: Path, trainer: Trainer) -> None:
-    trainer.export(tmp_path)
-    with pytest.raises(InputError, match="model.safetensors exists"):
-        trainer.export(tmp_path)
-
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
-
-
 def test_weights_are_loaded_before_the_first_step(tmp_path: Path) -> None:
     trainer = alone()
     trainer.export(tmp_path)

@@ -16,15 +16,17 @@ from pathlib import Path
 import torch
 
 from piper.runtime.checkpoint.description import names_of
-from piper.runtime.checkpoint.format.files import replace_file, sync_folder, write_new
+from piper.runtime.checkpoint.format.files import write_new
 from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.format.safetensors_format import Entry, bytes_of, header_of
 from piper.runtime.checkpoint.layout import Layout, Written, in_sources, whole
 from piper.runtime.checkpoint.model_names import ModelTensor, by_name
 from piper.runtime.checkpoint.peers import Peers
 from piper.runtime.checkpoint.pieces import Turns, chunks, shifts_of
+from piper.runtime.checkpoint.reader import HeldPieces
+from piper.runtime.checkpoint.replaced_weights import index_name, put_in_place, weights_in
 from piper.runtime.checkpoint.save import refuse_unseen
-from piper.runtime.checkpoint.weights import MAP, Rename
+from piper.runtime.checkpoint.weights import Rename
 from piper.runtime.hardware import settle
 from piper.runtime.state.device_state import DeviceState
 from piper.runtime.state.element_runs import ElementRun, Overlap, element_runs
@@ -123,13 +125,14 @@ def export(
     tensors: list[ModelTensor], initial: Initial, limit: int, rename: Rename, file: str,
     written: Written | None = None,
 ) -> None:  # fmt: skip
-    """All processes write. The files appear when all are complete."""
+    """All processes write. The files appear when all are complete, in place of older ones."""
     settle(state.device)
     refuse_names(tensors, rename)
     written = written or renamed(tensors, rename)
     files = planned(in_files(tensors, written, rename), limit, file)
     names = by_name(tensors)
-    used = {names[n].name for each in peers.everyone(names_of(state)) for n in each if n in names}
+    everywhere = set[str]().union(*peers.everyone(names_of(state)))
+    used = {names[name].name for name in everywhere if name in names}
     sign = peers.from_first(lambda: prepared(folder, files))
     target = aside(folder, sign, files, written.layout)
     try:
@@ -137,7 +140,9 @@ def export(
         peers.each(lambda: write_parts(target, state, turns, names))
         rest = [one for one in tensors if one.name not in used]
         peers.on_first(lambda: write_rest(target, state, rest, initial))
-        peers.on_first(lambda: finished(folder, sign, files))
+        if peers.from_first(lambda: bool(weights_in(folder, file))):
+            keep_unused(peers, state, used | everywhere, names)
+        peers.on_first(lambda: finished(folder, sign, files, file))
     finally:
         if peers.rank == 0:
             remove_aside(folder, sign, files)
@@ -146,9 +151,6 @@ def export(
 def prepared(folder: Path, files: Sequence[WeightFile]) -> str:
     """Empty files of the right size, with their headers."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (*(file.name for file in files), MAP):
-        if (folder / name).exists():
-            raise refused(f"{folder / name} exists", "choose a folder without weights")
     sign = secrets.token_hex(8)
     try:
         for file in files:
@@ -210,14 +212,25 @@ def write_rest(
         target.put(one.name, [ElementRun(0, value.numel(), 0)], value.reshape(-1))
 
 
-def finished(folder: Path, sign: str, files: Sequence[WeightFile]) -> None:
-    for file in files:
-        file.aside(folder, sign).rename(folder / file.name)
-    sync_folder(folder)
-    if len(files) > 1:
-        total = sum(one.nbytes for file in files for one in file.tensors)
-        body = {"metadata": {"total_size": total}, "weight_map": dict(weight_map(files))}
-        replace_file(folder / MAP, json.dumps(body, indent=2).encode())
+def keep_unused(
+    peers: Peers, state: DeviceState, used: set[str], names: Mapping[str, ModelTensor]
+) -> None:
+    """What was loaded and no step has used may lie in files that are about to be replaced."""
+    origin = state.origin
+    if origin is None:
+        return
+    tied = {name for name, one in names.items() if one.name in used}
+    rest = set(origin.known) - used - tied
+    pieces = peers.each(lambda: origin.pieces(rest))
+    state.origin = HeldPieces(pieces) if pieces else None
+
+
+def finished(folder: Path, sign: str, files: Sequence[WeightFile], file: str) -> None:
+    total = sum(one.nbytes for each in files for one in each.tensors)
+    body = {"metadata": {"total_size": total}, "weight_map": dict(weight_map(files))}
+    index = index_name(file), json.dumps(body, indent=2).encode()
+    new = {one.name: one.aside(folder, sign) for one in files}
+    put_in_place(folder, new, index if len(files) > 1 else None, sign, file)
 
 
 def weight_map(files: Sequence[WeightFile]) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from piper.errors import NotSupported
 from piper.runtime.checkpoint.format.problems import SPACE, refused
 from piper.runtime.processes.gathering import everyone
 from piper.runtime.processes.world import patience, world
@@ -38,12 +39,13 @@ class Peers:
             result.append(act())
         except Exception as found:
             error = refused(str(found), SPACE) if isinstance(found, OSError) else found
-        reasons = self.everyone("" if error is None else str(error) or type(error).__name__)
+        problems = self.everyone([] if error is None else problem_of(error))
         if error is not None:
             raise error
-        for rank, reason in enumerate(reasons):
-            if reason:
-                raise refused(f"it failed on process {rank}", f"there: {reason}")
+        for rank, there in enumerate(problems):
+            if there:
+                what, fix = there
+                raise refused(f"on process {rank}, {what}", fix)
         return result[0]
 
     def on_first(self, act: Callable[[], Found]) -> Found | None:
@@ -55,6 +57,13 @@ class Peers:
         found = self.everyone(self.on_first(act))[0]
         assert found is not None
         return found
+
+
+def problem_of(error: Exception) -> list[str]:
+    """What the others tell of it: what is wrong, and the fix."""
+    if isinstance(error, NotSupported):
+        return [error.problems[0].what, error.problems[0].fix]
+    return [f"{type(error).__name__}: {error}", "see the lines of that process"]
 
 
 def peers() -> Peers:

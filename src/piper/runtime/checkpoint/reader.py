@@ -21,6 +21,7 @@ from piper.runtime.checkpoint.index import (
     read_index,
 )
 from piper.runtime.checkpoint.pieces import EMA, STEP, Pieces
+from piper.runtime.checkpoint.writer import type_name
 from piper.runtime.state.device_state import BucketState, HeldPart
 from piper.runtime.state.element_runs import ElementRun, element_runs, overlaps
 
@@ -126,6 +127,21 @@ class Reader:
         """All pieces of these parameters."""
         found = [one for name in sorted(names) for one in self.known[name]]
         return [(one.piece, self.tensor(one, {})) for one in found]
+
+
+class HeldPieces(Reader):
+    """Pieces in memory: they fill buckets that are made later, as a checkpoint does."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self.tensors = {number: tensor for number, (_, tensor) in enumerate(pieces)}
+        stored = tuple(
+            StoredPiece(piece, type_name(tensor.dtype), tuple(tensor.shape), "", number, "")
+            for number, (piece, tensor) in enumerate(pieces)
+        )
+        super().__init__(Path(), Index(0, "", 1, {}, (), (), (), stored, ()))
+
+    def tensor(self, one: StoredPiece, cache: Cache) -> torch.Tensor:
+        return self.tensors[one.start]
 
 
 def runs_of(one: StoredPiece, shape: torch.Size) -> list[ElementRun]:
