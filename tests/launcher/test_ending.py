@@ -128,6 +128,55 @@ def test_every_end_of_a_script_is_reported(
     assert reason in ((tmp_path / "report").read_text() if code else "")
 
 
+PARSER = """import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--size", type=int)
+{call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        ("parser.parse_args(['--size', 'big'])", "piper: device 0 failed\n  usage: train.py [-h] "
+         "[--size SIZE]\n  train.py: error: argument --size: invalid int value: 'big'\n"),
+        ("parser.exit(3, 'no data\\n')", "piper: device 0 failed\n  no data\n"),
+        ("raise SystemExit('no data')", "piper: device 0 failed\n"
+         "  its script ended with sys.exit('no data')\n  FOLDER/train.py:4, in <module>\n"),
+        ("raise SystemExit('no data\\nhere')", "piper: device 0 failed\n"
+         "  its script ended with sys.exit:\n  no data\n  here\n  FOLDER/train.py:4, in "
+         "<module>\n"),
+        ("parser.print_help(); parser.exit()", "usage: train.py [-h] [--size SIZE]\n\noptions:\n"
+         "  -h, --help   show this help message and exit\n  --size SIZE\n"),
+        ("parser.print_usage(__import__('sys').stderr)", "usage: train.py [-h] [--size SIZE]\n"),
+    ],
+)  # fmt: skip
+def test_what_every_process_says_of_its_arguments_is_shown_once(
+    call: str,
+    shown: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Device 1 ends first. Both processes have the same arguments."""
+    script, ends = tmp_path / "train.py", list[Ended]()
+    script.write_text(PARSER.format(call=call))
+    monkeypatch.setattr(child, "die_with", lambda _: None)
+    monkeypatch.setattr(child.sys, "argv", [])
+    monkeypatch.setattr(child.sys, "path", [*child.sys.path])
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        report = tmp_path / f"report-{rank}"
+        code = child.main(report, 0, str(script), [])
+        found = report_in(report)
+        ends.insert(0, Ended(rank, code, found.when, found.reason))
+
+    verdict(ends)
+
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).replace(str(tmp_path), "FOLDER") == shown
+
+
 def test_half_a_report_is_none() -> None:
     assert Report.from_json('{"reason": "x"') == Report.from_json("") == Report()
 

@@ -12,7 +12,6 @@ import runpy
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 
 from piper.errors import PeerLost, PiperError, is_echo, is_out_of_memory
@@ -20,6 +19,7 @@ from piper.launcher.ending import SYMPTOM, Report
 from piper.launcher.parent_death import die_with
 from piper.launcher.quick_import import import_quickly
 from piper.launcher.script_errors import line_of, shortened
+from piper.launcher.script_exit import left, usage_held
 from piper.launcher.trace_window import FILE
 
 QUIET = "PIPER_QUIET"  # set by `piper run --quiet`
@@ -32,8 +32,10 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
     import_quickly("torch")
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
+    held: list[str] = []
     try:
-        runpy.run_path(script, run_name="__main__")
+        with usage_held(os.environ.get("RANK", "0") == "0") as held:
+            runpy.run_path(script, run_name="__main__")
     except PeerLost as error:
         tell(report, str(error), error.culprit, line_of(error))
         return SYMPTOM
@@ -41,7 +43,10 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
         tell(report, indent(f"{error}{line_of(error)}"))
         return 1
     except SystemExit as error:
-        return left(report, error)
+        code, why = left(error, "".join(held))
+        if code:
+            tell(report, indent(why))
+        return code
     except KeyboardInterrupt:
         tell(report, "  it was interrupted (KeyboardInterrupt)")
         return 128 + signal.SIGINT
@@ -54,23 +59,6 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
 
 def tell(report: Path, reason: str, culprit: int | None = None, line: str = "") -> None:
     report.write_text(Report(reason, culprit, time.monotonic(), line).to_json())
-
-
-def left(report: Path, error: SystemExit) -> int:
-    """The script called `sys.exit`. Its argument is a code, nothing, or a message."""
-    if error.code is None or isinstance(error.code, int):
-        code = error.code or 0
-    else:
-        print(error.code, file=sys.stderr)
-        code = 1
-    if code:
-        frames = traceback.extract_tb(error.__traceback__)
-        tell(report, f"  its script ended with sys.exit({error.code!r})\n{indent(last(frames))}")
-    return code
-
-
-def last(frames: traceback.StackSummary) -> str:
-    return f"{frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name}" if frames else ""
 
 
 def lost_a_peer(error: BaseException) -> bool:

@@ -81,8 +81,8 @@ def verdict(processes: Sequence[Ended]) -> int:
 def cause(processes: Sequence[Ended]) -> tuple[int, str]:
     """The exit code of a run, and the cause of its failure; 0 and nothing if all went well.
 
-    The cause is the earliest failure that is not a lost peer. If there is none, it is a process
-    with a reason, rather than one that was asked to stop.
+    The cause is the earliest failure that is not a lost peer, on the first device that met it. If
+    there is none, it is a process with a reason, rather than one that was asked to stop.
     """
     failed = [process for process in processes if process.code]
     if not failed:
@@ -97,6 +97,8 @@ def cause(processes: Sequence[Ended]) -> tuple[int, str]:
         return 1, unequal_ends(over[0], failed[0])
     causes = causes or [process for process in failed if process.reason] or failed
     first = min(causes, key=lambda process: process.when)
+    same = (one for one in causes if first.reason and one.reason == first.reason)
+    first = min(same, key=lambda process: process.rank, default=first)
     reason = first.reason or exit_text(first.code)
     code = first.code if first.code > 0 else 128 - first.code
     return code, f"device {first.rank} failed\n{reason.rstrip()}"
