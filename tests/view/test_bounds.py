@@ -48,11 +48,22 @@ def test_the_stage_that_is_longer_is_named_and_other_cuts_help_more_than_microba
         shown = advice(found)
 
         assert f"PP={slow}" in shown and f"on device {device} bounds the step" in shown
-        assert "give it fewer layers" in shown and "More microbatches hardly help" in shown
+        assert "one layer: tag smaller ones" in shown and "More microbatches hardly help" in shown
         assert bound(found.report, found.stages).startswith("critical path: stage")
         even = simulated(name, [sum(seconds) / len(seconds)] * len(seconds))
         more = simulated(name, seconds, microbatches=16)
         assert even.seconds < more.seconds / 2
+
+
+def test_a_stage_of_layers_gets_fewer() -> None:
+    model = timed(chain(6), [1.0] * 6)
+    layers = tuple(replace(one, tags=(("L", k),)) for k, one in enumerate(model.regions))
+    strategy = BUILDERS["1f1b"](pp=2, microbatches=8, stages=[1, 5])
+    compiled = compile_strategy(replace(model, regions=layers), strategy.directives)
+
+    shown = advice(predict(compiled, price(compiled, COSTS), COSTS))
+
+    assert "give it fewer layers (`stages=[...]` of a builder), or let a builder cut by" in shown
 
 
 def test_the_whole_text() -> None:
@@ -60,8 +71,8 @@ def test_the_whole_text() -> None:
 
     assert advice(found) == (
         "advice: stage PP=1 on device 1 bounds the step: it computes 9.60 s, the others 2.40 s "
-        "on average; give it fewer layers (`annotate`, or `stages=[...]` of a builder), or let a "
-        "builder cut by measured times (`costs=`). More microbatches hardly help"
+        "on average; it is one layer: tag smaller ones with `piper.tag(model, ...)` or `with "
+        "piper.annotate(...)`. More microbatches hardly help"
     )
     assert bound(found.report, found.stages) == (
         "critical path: stage PP=1 on device 1 (97 %), stage PP=0 on device 0 (3 %)"

@@ -27,6 +27,7 @@ class Prediction:
     flops: float = 0.0  # of the step, without what is recomputed
     peak_flops: float | None = None  # per second, of all devices together, if known
     stages: Mapping[Device, StageTags] = field(default_factory=dict)  # that a device runs
+    layers: Mapping[Device, int] = field(default_factory=dict)  # in these stages
 
     @property
     def seconds(self) -> float:

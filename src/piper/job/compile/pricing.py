@@ -136,8 +136,8 @@ def predict(
 
     With a network, it notes if another order of the devices would send less between nodes.
     """
-    rest = optimizer, staging, compiled.costs.mode.is_compiled
-    peaks = {plan.device: peak(compiled.dag, plan, *rest) for plan in found.plans}
+    state = optimizer, staging, compiled.costs.mode.is_compiled
+    peaks = {plan.device: peak(compiled.dag, plan, *state) for plan in found.plans}
     alike: dict[Device, list[Device]] = {}
     for device, first in compiled.roles.of.items():
         alike.setdefault(device if device in peaks else first, []).append(device)
@@ -145,15 +145,33 @@ def predict(
     mesh = mesh_notes(compiled, network) if network else ()
     noted = (*cost_notes(compiled, costs), *mesh)
     sizes, flops = sizes_of(compiled.dag), flops_of(compiled.dag)
-    stages = {plan.device: stages_of(compiled.dag, plan) for plan in found.plans}
-    return Prediction(report(found), peaks, groups, *sizes, memory, noted, flops, stages=stages)
+    tags = {plan.device: tags_of(compiled.dag, plan) for plan in found.plans}
+    stages = {device: stages_of(mine) for device, mine in tags.items()}
+    layers = {device: layers_of(mine) for device, mine in tags.items()}
+    return Prediction(
+        report(found), peaks, groups, *sizes, memory, noted, flops, stages=stages, layers=layers
+    )
 
 
-def stages_of(dag: Dag, plan: Plan) -> StageTags:
-    """The outermost tags of the regions that a device runs."""
+def tags_of(dag: Dag, plan: Plan) -> list[StageTags]:
+    """Those of all regions that a device runs, the outermost first: stages, then layers."""
     runs = dict.fromkeys(one.region for one in plan.instructions if isinstance(one, Run))
-    tags = (dag.model.by_id[RegionId(region)].tags[:1] for region in runs)
-    return tuple(sorted(set(chain.from_iterable(tags))))
+    return [dag.model.by_id[RegionId(region)].tags for region in runs]
+
+
+def layers_of(tags: Sequence[StageTags]) -> int:
+    """
+    >>> layers_of([(("PP", 0), ("L", 0)), (("PP", 0), ("L", 1)), (("PP", 0), ("L", 1), ("EP", 0))])
+    2
+    >>> layers_of([(("PP", 0),), (("PP", 0), ("EP", 0))])  # a stage with parts, and not of layers
+    1
+    """
+    depth = min(2, *map(len, tags)) if tags else 0
+    return len({one[:depth] for one in tags})
+
+
+def stages_of(tags: Sequence[StageTags]) -> StageTags:
+    return tuple(sorted(set(chain.from_iterable(one[:1] for one in tags))))
 
 
 def flops_of(dag: Dag) -> float:

@@ -9,7 +9,7 @@ from piper.directives import Directive, Stage
 from piper.directives.stage import flops_of, kept_bytes
 from piper.ir.model import Model, Region
 from piper.job.compile.compiler import Compiled
-from piper.names import RegionId, amount
+from piper.names import RegionId
 from piper.strategies.cut_clock import homes_of_stages, kinds_of
 from piper.strategies.cuts import seconds_of
 from piper.view.reports.stage_table import StageWeight, line, table
@@ -74,11 +74,11 @@ def parameters(model: Model, regions: Sequence[Region]) -> int:
 
 
 def layers_text(cut: Stage, stage: int, regions: Sequence[Region]) -> str:
-    """The outermost tags under the stage, `L 0 to 4`. Without any, how many layers it has."""
+    """The outermost tags under the stage, `L 0 to 4`. Without any, the user tagged the stage."""
     tags = [next((tag for tag in region.tags if tag[0] != cut.name), None) for region in regions]
     found = dict.fromkeys(tag for tag in tags if tag is not None)
     if not found or len({key for key, _ in found}) > 1:
         many = 1 if isinstance(cut.stages, int) else cut.stages[stage]
-        return amount(many, "layer")
+        return "as tagged" if many == 1 else f"{many} tagged regions"
     (key, first), (_, last) = min(found), max(found)
     return f"{key} {first}" if first == last else f"{key} {first} to {last}"

@@ -132,6 +132,18 @@ def uneven_text(found: Prediction) -> str:
     name = compute_of(longest.device, found.stages)
     return (
         f"advice: {name} bounds the step: it computes {time_text(longest.compute)}, the others "
-        f"{time_text(others)} on average; give it fewer layers (`annotate`, or `stages=[...]` of a "
-        "builder), or let a builder cut by measured times (`costs=`). More microbatches hardly help"
+        f"{time_text(others)} on average; {shorter(found, longest.device)}. More microbatches "
+        "hardly help"
     )
+
+
+def shorter(found: Prediction, device: Device) -> str:
+    """How to give it less to compute. A stage of one layer cannot be cut elsewhere."""
+    stages = found.stages.get(device, ())
+    if found.layers.get(device, 0) > len(stages):
+        return (
+            "give it fewer layers (`stages=[...]` of a builder), or let a builder cut by measured "
+            "times (`costs=`)"
+        )
+    each = "each of these stages is one layer" if len(stages) > 1 else "it is one layer"
+    return f"{each}: tag smaller ones with `piper.tag(model, ...)` or `with piper.annotate(...)`"
