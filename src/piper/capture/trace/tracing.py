@@ -20,7 +20,8 @@ from piper.capture.trace.decisions.seeds import refusing_seeds
 from piper.capture.trace.hidden_contexts import refusing_hidden_contexts
 from piper.capture.trace.replaced.as_in_eager import AsInEager
 from piper.capture.trace.replaced.calls import ReplacedCalls
-from piper.capture.trace.replaced.numbers import numbers_as_text
+from piper.capture.trace.replaced.numbers import numbers_as_text, numbers_of_python
+from piper.capture.trace.replaced.texts import texts_only_printed
 from piper.capture.unvalued_errors import explained
 from piper.errors import CaptureError
 
@@ -41,6 +42,8 @@ def tracing(
         stack.enter_context(refusing_hidden_contexts())
         stack.enter_context(torch_private.unchecked_distributions())
         stack.enter_context(numbers_as_text())
+        stack.enter_context(numbers_of_python())
+        stack.enter_context(texts_only_printed())
         stack.enter_context(recording())
         stack.enter_context(converting(view, precision))  # first, to end inside the tags
         stack.enter_context(tagging(view))

@@ -1,12 +1,17 @@
-"""Numbers that a forward reads from tensors by `.item()`: as an index, and as text."""
+"""Numbers that a forward reads from tensors by `.item()`: as an index, as text, by their class."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from piper.capture.source_lines import is_users
+
+NUMBERS: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 BASIC = (int, slice, torch.SymInt, type(None), type(Ellipsis))
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
@@ -44,11 +49,41 @@ def formatted(func: Any, tensor: Tensor, spec: str) -> Any:
 @contextmanager
 def numbers_as_text() -> Iterator[None]:
     """A number without a value has a name, in any format: `f"{loss.item():.4f}"`."""
-    kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
-    for kind in kinds:
-        kind.__format__ = lambda self, _: str(self)
+
+    def __format__(self: Any, _: str) -> str:
+        return str(self)
+
+    for kind in NUMBERS:
+        kind.__format__ = __format__
     try:
         yield
     finally:
-        for kind in kinds:
+        for kind in NUMBERS:
             del kind.__format__
+
+
+@contextmanager
+def numbers_of_python() -> Iterator[None]:
+    """`isinstance(x.item(), float)` says what it says in eager training, to the user's code."""
+    for kind, number in NUMBERS.items():
+        kind.__getattribute__ = _with_class(number)
+    try:
+        yield
+    finally:
+        for kind in NUMBERS:
+            del kind.__getattribute__
+
+
+def _with_class(number: type) -> Any:
+    def __getattribute__(self: Any, name: str) -> Any:
+        asked = name == "__class__" and _is_asked(sys._getframe(1))
+        return number if asked else object.__getattribute__(self, name)
+
+    return __getattribute__
+
+
+def _is_asked(frame: FrameType) -> bool:
+    """Whether the user's code asks for a class, itself or by one such as numbers.Number."""
+    by_class = frame.f_code.co_name == "__instancecheck__" and frame.f_back is not None
+    asking = frame.f_back if by_class else frame
+    return asking is not None and is_users(asking.f_code.co_filename)
