@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import piper
 from piper.capture.cache.folder import folder_at  # noqa: F401  (a cache of Piper, in this module)
-from piper.capture.python_state.function_caches import forgetting, function_caches
+from piper.capture.python_state.function_caches import forgetting, function_caches, looking_once
 
 
 @functools.lru_cache(maxsize=2)
@@ -97,6 +97,28 @@ def test_one_inside_another_forgets_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert weights.cache_info().currsize == 0 and len(looks) == 3
     with forgetting():
         assert later.table in look() and len(looks) == 5
+
+
+def test_several_that_are_put_together_look_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each forgets what was remembered inside of it. What is new at the end is forgotten, too."""
+    looks, name = list[int](), "new_table"
+    look_at_all(monkeypatch, looks)
+    table.cache_clear(), weights.cache_clear()
+
+    with looking_once(), looking_once():
+        assert not looks
+        for rows in (1, 2):
+            with forgetting():
+                weights(rows)
+            assert weights.cache_info().currsize == 0
+        monkeypatch.setitem(globals(), name, functools.cache(torch.zeros))
+        globals()[name](3), table(3)
+    assert len(looks) == 2 and globals()[name].cache_info().currsize == 0
+    assert table.cache_info().currsize == 1  # outside of both
+
+    with forgetting(), looking_once(), forgetting():
+        weights(3)
+    assert weights.cache_info().currsize == 0 and len(looks) == 4
 
 
 def look_at_all(monkeypatch: pytest.MonkeyPatch, looks: list[int]) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch._dynamo  # torch would load it at the first optimizer, or in the middle of a trace
@@ -53,6 +54,7 @@ _OWN_DERIVATIVES = (
     torch.ops.aten.multilabel_margin_loss_forward.default,
 )
 _GENERATED = "GeneratedBackwardFor_"  # before the name of an operator
+_INFOS: WeakKeyDictionary[type, Info | None] = WeakKeyDictionary()  # of autograd's Functions
 # Have a fused kernel, but tracing would decompose them: slower, and rounded differently.
 _KEPT_WHOLE = (torch.ops.aten.silu_backward.default, torch.ops.aten._fused_rms_norm.default)
 
@@ -325,10 +327,12 @@ def registered_backwards() -> list[tuple[str, dict[str, Any]]]:
     """
     made = [(name, vars(found)) for name, found in OPDEFS.items() if is_users_operator(found)]
     for function in torch.autograd.Function.__subclasses__():
-        if function.__name__.startswith(_GENERATED):
-            info = _info_of(function.backward)
-            if info is not None and not _is_ours_or_torchs(info._backward_fn):
-                made.append((function.__name__.removeprefix(_GENERATED), vars(info)))
+        if function not in _INFOS:
+            generated = function.__name__.startswith(_GENERATED)
+            _INFOS[function] = _info_of(function.backward) if generated else None
+        info = _INFOS[function]
+        if info is not None and not _is_ours_or_torchs(info._backward_fn):
+            made.append((function.__name__.removeprefix(_GENERATED), vars(info)))
     return made
 
 

@@ -14,6 +14,7 @@ import torch
 from piper.capture import Captured, capture
 from piper.capture.loss import LossForm, function_form, growing_outputs
 from piper.capture.precision import TYPES, Precision, precision_of
+from piper.capture.python_state.function_caches import looking_once
 from piper.capture.python_state.loss_state import loss_buffers
 from piper.capture.trace.trial_run import TrialRuns
 from piper.costs import Costs
@@ -73,15 +74,12 @@ class Job:
     loss_fn: Loss | None
     strategy: Strategy
     options: Options = Options()
-    captures: dict[BatchKind, Captured] = field(
-        default_factory=dict, repr=False
-    )  # of the whole model, by kind of microbatch
+    # By kind of microbatch:
+    captures: dict[BatchKind, Captured] = field(default_factory=dict, repr=False)  # whole models
     divided: dict[tuple[BatchKind, str], Captured] = field(
         default_factory=dict, repr=False
-    )  # by kind of microbatch, and what is divided
-    forms: dict[BatchKind, LossForm] = field(
-        default_factory=dict, repr=False
-    )  # of the loss, by kind of microbatch
+    )  # also by what is divided
+    forms: dict[BatchKind, LossForm] = field(default_factory=dict, repr=False)  # of the loss
     trials: MicrobatchTrials = field(default_factory=MicrobatchTrials, repr=False)
     trained: set[str] = field(default_factory=set, repr=False)  # parameters of all captures so far
     cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
@@ -292,6 +290,7 @@ class Job:
         given = batch.arguments if self.loss_fn is None else batch.arguments[:-1]
         return self.layers.finds(self.model, self.strategy, given, self.captures)
 
+    @looking_once()
     def compile(
         self, batch: Batch, costs: Costs | None = None, by_role: bool = False
     ) -> tuple[Captured, Compiled]:

@@ -30,7 +30,8 @@ class Found:
         return Found(function_caches(), len(sys.modules))
 
 
-_OPEN: list[Found] = []  # by the outermost `forgetting`
+_OPEN: list[Found] = []  # by the outermost `forgetting`, or `looking_once`
+_TOGETHER: list[bool] = []  # inside of `looking_once`
 
 
 @contextmanager
@@ -45,12 +46,37 @@ def forgetting() -> Iterator[None]:
     try:
         yield
     finally:
-        _OPEN[:] = [Found.now() if outermost else known()]
-        for one in _OPEN[0].caches:
-            if one.cache_info().misses != before.get(id(one), 0):
-                one.cache_clear()
-        if outermost:
+        _OPEN[:] = [Found.now() if outermost and not _TOGETHER else known()]
+        _forget(before)
+        if outermost and not _TOGETHER:
             _OPEN.clear()
+
+
+@contextmanager
+def looking_once() -> Iterator[None]:
+    """Around several `forgetting`: all modules are looked at by the first one, and at the end.
+
+    Caches that are new at the end are cleared then. Between them, functions may remember anything.
+    """
+    if _OPEN or _TOGETHER:
+        yield
+        return
+    _TOGETHER.append(True)
+    try:
+        yield
+    finally:
+        _TOGETHER.clear()
+        if _OPEN:
+            before = {id(one): one.cache_info().misses for one in _OPEN[0].caches}
+            _OPEN[:] = [Found.now()]
+            _forget(before)
+            _OPEN.clear()
+
+
+def _forget(before: dict[int, int]) -> None:
+    for one in _OPEN[0].caches:
+        if one.cache_info().misses != before.get(id(one), 0):
+            one.cache_clear()
 
 
 def known() -> Found:

@@ -48,11 +48,11 @@ def _refused(
     original = context.__enter__
 
     def enter(self: Any) -> Any:
-        where = current_line()
-        if where and not is_torchs_own(sys._getframe(1).f_code.co_filename):
-            error = refusal(self, where)
-            if error is not None:
-                raise error
+        by_torch = is_torchs_own(sys._getframe(1).f_code.co_filename)  # as in every operator
+        where = "" if by_torch else current_line()
+        error = refusal(self, where) if where else None
+        if error is not None:
+            raise error
         return original(self)
 
     context.__enter__ = enter

@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -199,6 +199,7 @@ def is_guessed(sizes: tuple[Any, ...]) -> bool:
     return bool(known) and not all(isinstance(size, int) for size in sizes)
 
 
+@cache
 def is_torchs_own(file: str) -> bool:
     """Whether the caller is torch itself. Its decorators call on behalf of the user."""
     path = Path(file)

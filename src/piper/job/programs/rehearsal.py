@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from piper.capture import Captured, Precision
+from piper.capture.python_state.function_caches import looking_once
 from piper.capture.trace.arguments.layouts import refuse_asked
 from piper.costs import Costs
 from piper.directives import Strategy
@@ -108,11 +109,12 @@ def rehearse(
 def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) -> Rehearsal:
     """Rehearse a job on batches of all its replicas together."""
     refuse_different(batches)
-    whole = job.judged(batches[0], job.all_microbatches).whole
-    batches = [replace(batch, whole=whole) for batch in batches]
-    if not job.rows.unequal:
-        refuse_uneven(batches[0], job.replicas, job.all_microbatches)
-    captured, compiled = job.compile(job.rows.divided(batches[0])[0], by_role=True)
+    with looking_once():
+        whole = job.judged(batches[0], job.all_microbatches).whole
+        batches = [replace(batch, whole=whole) for batch in batches]
+        if not job.rows.unequal:
+            refuse_uneven(batches[0], job.replicas, job.all_microbatches)
+        captured, compiled = job.compile(job.rows.divided(batches[0])[0], by_role=True)
     for batch in batches:
         refuse_asked(batch.tensors, captured.visit.asked)
         job.python_state.refuse_attributes(batch.tensors)

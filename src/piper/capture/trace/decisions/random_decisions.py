@@ -14,6 +14,7 @@ from piper.capture.source_lines import current_line
 
 _DRAWN = ("rand", "randn", "randint")
 _FILLED = ("bernoulli_", "uniform_", "normal_", "random_", "exponential_")
+_BEGIN = {*_DRAWN, *_FILLED}
 _COMPARED = {  # whether a number in [0, 1) is always, or never, below, above, ... the other
     "lt": (lambda p: p >= 1, lambda p: p <= 0),
     "le": (lambda p: p >= 1, lambda p: p < 0),
@@ -37,6 +38,8 @@ class RandomDecisions(torch.overrides.TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
+        if not self.drawn and name not in _BEGIN:  # so it is nearly always: torch calls itself
+            return func(*args, **(kwargs or {}))
         plain = name.strip("_")
         if plain in ("bool", "item") and id(args[0]) in self.drawn:
             return self.decide(args[0]) if plain == "bool" else DrawnNumber(self, args[0])
