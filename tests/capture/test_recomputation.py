@@ -30,6 +30,7 @@ POLICIES: tuple[RematPolicy, ...] = (
     0.3,
     0.7,
     1.0,
+    ("costly",),
 )
 Body = Callable[[nn.Module, Tensor], Tensor]
 
@@ -218,7 +219,7 @@ def test_a_share_is_not_exceeded_and_is_nearly_the_best_choice(share: float) -> 
 
     subsets = (compress(groups, chosen) for chosen in product((0, 1), repeat=len(groups)))
     every = [outcome(node.name for group in some for node in group) for some in subsets]
-    size, found_price = outcome(nodes_to_keep(lowered.joint, lowered.cut.saved, share))
+    size, found_price = outcome(nodes_to_keep(lowered.joint, lowered.cut, share))
 
     assert size == nbytes(found.model_with([share]).regions[0].recomputed[share]) <= limit
     assert found_price <= 1.05 * min(price for size, price in every if size <= limit)

@@ -135,14 +135,14 @@ def test_a_limit_leaves_the_choice_to_the_compiler() -> None:
         (
             {"keep": "softmax"},
             "keep='softmax' is not something that can be kept\n"
-            '  fix: write "matmuls", "attention", "topk", a list of these, a share such as 0.5, '
-            'or "auto"',
+            '  fix: write "costly", "matmuls", "attention", "topk", a list of these, a share such '
+            'as 0.5, or "auto"',
         ),
         (
             {"keep": 1.5},
             "keep=1.5 is not something that can be kept\n"
-            '  fix: write "matmuls", "attention", "topk", a list of these, a share such as 0.5, '
-            'or "auto"',
+            '  fix: write "costly", "matmuls", "attention", "topk", a list of these, a share such '
+            'as 0.5, or "auto"',
         ),
         (
             {"keep": "matmuls", "memory_gib": 4},

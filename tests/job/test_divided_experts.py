@@ -17,11 +17,18 @@ from piper.ir.placement.placements import Cut
 from piper.ir.training import training_dag
 from piper.job.batch.batch import Batch
 from piper.job.job import Job
+from piper.job.memory import elementwise_choice
 from piper.job.options import Options
 from piper.job.programs.rehearsal import Rehearsal, rehearsed
 
 STAGES, PARTS, LENGTH, HIDDEN, MAX_NORM, STEPS = 2, 4, 4, 8, 0.5, 3
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, eps=1e-4)
+
+
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small experts recompute as large ones do."""
+    monkeypatch.setattr(elementwise_choice, "LEAST", 1)
 
 
 @cache
@@ -98,6 +105,18 @@ EVERY = [
 @pytest.mark.parametrize(("name", "routing"), EVERY)
 def test_experts_in_divided_stages_train_as_plain_pytorch(name: str, routing: str) -> None:
     agree(run(routing, STRATEGIES[name]), routing)
+
+
+def test_experts_without_a_pipeline_do_not_keep_what_elementwise_operators_make() -> None:
+    """Their regions hold one microbatch at a time, as all others here do."""
+    strategy = strategies.one_f_one_b(pp=1, microbatches=2, dp=2, ep=2)
+    mine = job("skewed").under(strategy)
+    first = mine.rows.divided(Batch.of(batches()[0]))[0]
+    regions = mine.compile(first)[1].dag.model.regions
+
+    agree(run("skewed", strategy), "skewed")
+    assert [one.id for one in regions if one.recomputes] == ["PP0.EP0", "PP1.EP1"]
+    assert all(one.recomputes.frees > 0 for one in regions if one.recomputes)
 
 
 def test_rows_that_do_not_divide_are_refused() -> None:

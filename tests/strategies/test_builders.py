@@ -292,8 +292,8 @@ def test_every_builder_recomputes_on_request(
         (
             "all",
             "strategy: remat='all' is not something that can be kept\n"
-            '  fix: write "matmuls", "attention", "topk", a list of these, a share such as 0.5, '
-            'or "auto"; True recomputes everything, [0, 1] only these stages',
+            '  fix: write "costly", "matmuls", "attention", "topk", a list of these, a share such '
+            'as 0.5, or "auto"; True recomputes everything, [0, 1] only these stages',
         ),
     ],
 )

@@ -19,7 +19,6 @@ from piper.capture.python_state.loss_state import loss_buffers
 from piper.capture.trace.trial_run import TrialRuns
 from piper.costs import Costs
 from piper.directives import Directive, Remat, Split, Strategy
-from piper.directives.remat import policies_of
 from piper.errors import CaptureError
 from piper.ir.placement.division import DivisionRequest
 from piper.ir.placement.replicas import Replicas
@@ -48,10 +47,11 @@ from piper.job.loss.loss_reduction import (
 from piper.job.loss.mean_loss_check import refuse_no_mean
 from piper.job.loss.microbatch_trial import MicrobatchTrials
 from piper.job.loss.whole_batch import WholeBatch
+from piper.job.memory.elementwise_choice import chosen_lines, policies, without_elementwise
 from piper.job.memory.memory_check import refuse_too_large
 from piper.job.memory.memory_limit import MemoryLimit, memory_limit, optimizer_state, require_limit
 from piper.job.memory.remat_choice import fitted
-from piper.job.memory.zero_choice import choice_lines, fewest_messages_that_fit
+from piper.job.memory.zero_choice import fewest_messages_that_fit
 from piper.job.optimizer_options import refuse_optimizer
 from piper.job.options import Loss, Options
 from piper.job.processes.consistency import flags
@@ -321,7 +321,7 @@ class Job:
         if first:
             refuse_optimizer(self.options, self.model, captured.model)
             self.cut.append(with_stages(self.strategy, compiled.program))
-            chosen = choice_lines(self.strategy.directives, compiled, self.memory)
+            chosen = chosen_lines(self.strategy.directives, compiled, self.memory)
             loss = self.reduction(captured.form).lines()
             whole = whole_model_lines(self.strategy, captured)
             for line in (*stage_lines(compiled), *chosen, *loss, *whole):
@@ -333,7 +333,7 @@ class Job:
     def apply(self, captured: Captured, costs: Costs, by_role: bool, batch: Batch) -> Compiled:
         """The strategy, with whatever it leaves to the memory of a device."""
         refuse_synchronised_norms(self.model, len(self.feeds.teams))
-        model = captured.model_with(policies_of(self.strategy))
+        model = captured.model_with(policies(self.strategy.directives))
         options, late = self.options, self.device.type == "cuda"
         clip = options.max_norm is not None or options.on_nan is not None
         if self.precision is not None and self.precision.loss_scale is not None:
@@ -349,7 +349,9 @@ class Job:
         auto = any(isinstance(one, Remat) and one.is_auto for one in program)
         limit = require_limit(self.memory) if auto else self.memory
         kept = fewest_messages_that_fit(program, compile, limit, len(model.regions))
-        return fitted(kept, compile, limit.peaks, limit.usable, costs) if auto and limit else kept
+        if auto and limit:
+            return fitted(kept, compile, limit.peaks, limit.usable, costs)
+        return without_elementwise(kept, compile)
 
     def compile_under(self, batch: Batch, costs: Costs, strategy: Strategy) -> Compiled:
         """Another strategy for the same batch, by role, whether or not it fits."""

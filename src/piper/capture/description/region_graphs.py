@@ -40,7 +40,7 @@ class Lowered:
 
     def recomputing(self, policy: RematPolicy) -> Lowered:
         """The same region with a backward that recomputes the forward."""
-        keep = nodes_to_keep(self.joint, self.cut.saved, policy)
+        keep = nodes_to_keep(self.joint, self.cut, policy)
         volatile = [self.joint.arguments[position] for position in self.updates]
         cut = partition(self.joint, len(self.chunk.weights), volatile, keep)
         kept = [node.name for node in cut.saved if node.name in keep]

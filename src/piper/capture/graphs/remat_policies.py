@@ -3,28 +3,64 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from piper.capture.fx_nodes import closure
 from piper.capture.graphs.flops import bytes_of, flops_of
 from piper.capture.graphs.joint import Joint
+from piper.capture.graphs.partition import Partition
 from piper.capture.kernels.unrepeatable import MAY_DIFFER, may_differ
 from piper.capture.torch_private import OpOverload, is_view
 from piper.ir.partition.knapsack import Option, best_options
-from piper.ir.remat_policy import ATTENTION, MATMULS, TOPK, RematPolicy
+from piper.ir.remat_policy import ATTENTION, COSTLY, MATMULS, TOPK, RematPolicy
+
+aten = torch.ops.aten
 
 INTENSITY = 200.0  # FLOPs in the time of moving a byte, about as on an H200
+SMALL = 1 / 16  # of the largest result that is kept: less is not worth an operator
+COPIES = frozenset({aten._to_copy.default})  # elementwise, though torch does not say so
 
 
-def nodes_to_keep(joint: Joint, saved: Sequence[fx.Node], policy: RematPolicy) -> frozenset[str]:
-    """Names of nodes whose results are kept. `saved`: what is kept without recomputing."""
+def nodes_to_keep(joint: Joint, cut: Partition, policy: RematPolicy) -> frozenset[str]:
+    """Names of nodes whose results are kept. `cut`: what is kept without recomputing."""
     if isinstance(policy, float):
-        return frozenset(node.name for node in dearest(joint, saved, policy))
+        return frozenset(node.name for node in dearest(joint, cut.saved, policy))
     chosen = {node for node in joint.module.graph.nodes if kind_of(node) in policy}
-    return frozenset(node.name for node in (*chosen, *picks(chosen)))
+    more = costly(joint, cut) if COSTLY in policy else ()
+    return frozenset(node.name for node in (*chosen, *picks(chosen), *more))
+
+
+def costly(joint: Joint, cut: Partition) -> set[fx.Node]:
+    """What is saved, except results of elementwise operators on something that is there anyway.
+
+    Repeating those takes one operator each, and nothing else has to be kept for it.
+    """
+    there = {*cut.saved, *(joint.arguments[position] for position in cut.backward_arguments)}
+    least = SMALL * max(map(bytes_of, cut.saved), default=0)
+    return set(cut.saved) - {
+        node
+        for node in cut.saved
+        if is_elementwise(node)
+        and bytes_of(node) >= least
+        and node not in joint.results  # others may hold it
+        and all(is_there(source, there) for source in node.all_input_nodes)
+    }
+
+
+def is_elementwise(node: fx.Node) -> bool:
+    """Copies, too: they are for another type or layout."""
+    return node.target in COPIES or torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def is_there(node: fx.Node, known: Collection[fx.Node]) -> bool:
+    """Whether it is known, or a view of something known."""
+    return node in known or (
+        is_view(node) and all(is_there(n, known) for n in node.all_input_nodes)
+    )
 
 
 def kind_of(node: fx.Node) -> str | None:
