@@ -72,6 +72,9 @@ class RealArena(Arena):
         if self.chosen.kernels:
             self.profile(entry, makers)
             return
+        if self.chosen.memory:
+            self.weigh(entry, makers)
+            return
         self.peaks = {}
         weighed = {name: partial(self.weighed, name, make) for name, make in makers.items()}
         more = {"peak_gib": self.peaks}
@@ -89,6 +92,21 @@ class RealArena(Arena):
             if found:
                 self.say(text(name, found))
             self.clean()
+
+    def weigh(self, entry: str, makers: dict[str, Callable[[], Contender]]) -> None:
+        """Each contender alone: beside others, the later ones find gaps in their memory."""
+        self.peaks, failed = {}, {}
+        for name, make in makers.items():
+            self.watch()
+            one, reason = self.tried(name, partial(self.weighed, name, make))
+            if one is None:
+                failed[name] = reason
+            else:
+                one.close()
+                self.say(f"    {name:26} {max(self.peaks.get(name, [0.0])):6.3f} GiB")
+            del one
+            self.clean()
+        self.keep(f"{entry}, each alone", {"peak_gib": self.peaks, "failed": failed})
 
     def weighed(self, name: str, make: Callable[[], Contender]) -> Contender:
         """A contender after its first steps, with the peak memory that it adds to each process."""

@@ -6,7 +6,8 @@
 The peers' packages are found in a folder: `--site`, by default .peers. docs/benchmarks.md says how
 to fill it. All contenders train the same modules with torch's AdamW in the same processes, in turn.
 The losses of their first steps are compared first. Peak memory is what a contender adds to a
-process, the largest of all ranks; results have all of them.
+process, the largest of all ranks; results have all of them. Contenders that are there at the same
+time share what torch's allocator has reserved: `--memory` weighs each of them alone.
 """
 
 from __future__ import annotations
@@ -182,6 +183,7 @@ def options() -> argparse.Namespace:
     add("--peers-only", action="store_true", help="without Piper, to see that the peers run")
     add("--eager", action="store_true", help="Piper without CUDA graphs, too")
     add("--kernels", action="store_true", help="profile a step of each, by kinds of kernels")
+    add("--memory", action="store_true", help="only memory, of each contender alone")
     add("--master", action="store_true", help="DeepSpeed with float32 copies of weights, too")
     add("--seconds", type=float, default=140.0, help="a group starts no entry after this time")
     add("--fused", action="store_true", help="AdamW(fused=True) for Piper and DeepSpeed")
