@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from piper.capture import Captured, capture
-from piper.capture.loss import LossForm, function_form, growing_outputs
+from piper.capture.loss import LossForm
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.capture.python_state.function_caches import looking_once
 from piper.capture.python_state.loss_state import loss_buffers
@@ -37,6 +37,7 @@ from piper.job.compile.whole_model import whole_model_lines
 from piper.job.device_costs import TargetMachine, target_machine
 from piper.job.loop.around_step import refuse_modes
 from piper.job.loop.recent import recent
+from piper.job.loss.loss_form import is_settled, loss_form
 from piper.job.loss.loss_reduction import (
     LossReduction,
     accumulation_lines,
@@ -253,7 +254,10 @@ class Job:
         return found
 
     def form_of(self, captured: Captured, one: Batch, always: bool) -> LossForm:
-        if self.loss_fn is None or (self.all_microbatches == 1 and not always):
+        own = self.loss_fn is None and is_settled(
+            captured.form, self.options.says_reduction, always
+        )
+        if own or (self.all_microbatches == 1 and not always):
             return captured.form
         kind = self.kind(one)
         make = partial(self.form_anew, captured, one)
@@ -261,11 +265,8 @@ class Job:
         return found
 
     def form_anew(self, captured: Captured, one: Batch) -> LossForm:
-        assert self.loss_fn is not None
         example, types = self.converted(one).arguments, (self.device.type, self.precision)
-        growing = growing_outputs(self.model, captured.output, example, one.whole, *types)
-        given = self.loss_fn, captured.output, example, captured.form, one.whole
-        return function_form(*given, growing)
+        return loss_form(self.model, self.loss_fn, captured, example, one.whole, *types)
 
     def directives(self, batch: Batch, costs: Costs | None = None) -> tuple[Directive, ...]:
         """The strategy, as far as stages are cut: those of a divided model are of the whole one."""
@@ -305,7 +306,7 @@ class Job:
         first = not self.cut
         captured, started = self.capture(batch, costs), time.perf_counter()
         if self.microbatches > 1:
-            self.whole_inputs.refuse_unclear(batch, captured.model)
+            self.whole_inputs.refuse_unclear(batch, captured, self.precision)
         captured = replace(captured, form=self.form(captured, batch))
         self.try_mean(batch)
         costs = costs or self.machine.costs(captured.model)
@@ -374,7 +375,7 @@ class Job:
         if reduction.is_guessed:
             refuse_no_mean(self.loss_fn, found.output, batch, one.rows or 0, reduction.kind)
         parts = batch.parts(self.microbatches, self.rows.microbatches(batch))
-        said = self.options.reduction is not None or reduction.weight is not None
+        said = self.options.says_reduction
         whole = WholeBatch(self.rows.of_all_microbatches(batch), runs, self.precision)
         trial = self.trials.lines(self.kind(one), runs, found, one, reduction, said, whole)
         for line in (*reduction.warnings(parts), *trial):

@@ -70,3 +70,8 @@ class Options:
         refuse_wrong_memory(self.memory_gib)
         refuse_wrong_count("max_programs", self.max_programs)
         refuse_wrong_names(self.whole)
+
+    @property
+    def says_reduction(self) -> bool:
+        """Whether the user says how the losses of microbatches are put together."""
+        return self.reduction is not None or self.loss_weight is not None

@@ -7,6 +7,7 @@ from piper.capture.loss.form import (
     form_to_json,
     function_form,
     model_form,
+    own_form,
 )
 from piper.capture.loss.meeting_rows import meeting_rows
 from piper.capture.loss.model_outputs import GrowingOutput, growing_outputs
@@ -23,4 +24,5 @@ __all__ = [
     "growing_outputs",
     "meeting_rows",
     "model_form",
+    "own_form",
 ]

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from piper.capture import torch_private, tracing_private
 from piper.capture.fx_nodes import arguments, value
@@ -27,12 +27,14 @@ from piper.capture.loss.domain import (
     Rows,
 )
 from piper.capture.loss.model_outputs import GrowingOutput
-from piper.capture.loss.proof import batch_rows, followed, merge_equal, paired, without_copies
+from piper.capture.loss.proof import batch_rows, followed, growing_rows, twins_of
 from piper.capture.loss.rules import MEANS
+from piper.capture.precision import Precision
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.torch_private import pytree
+from piper.capture.trace.arguments.inputs import Inputs
 from piper.capture.trace.arguments.outputs import Output
-from piper.capture.trace.forward import Traced
+from piper.capture.trace.forward import Traced, loss_graph
 from piper.capture.trace.replaced.calls import IN_PROOFS, ReplacedCalls
 from piper.capture.trace.replaced.numbers import numbers_as_text
 
@@ -74,6 +76,26 @@ def model_form(traced: Traced, own: bool) -> LossForm:
     rows = traced.inputs.rows
     found = _of_model(traced, rows) if own and rows else None
     return found or _unproved(traced)
+
+
+@forgetting()
+def own_form(
+    model: nn.Module,
+    inputs: Inputs,
+    device: str,
+    precision: Precision | None,
+    otherwise: LossForm,
+) -> LossForm:
+    """The form of the loss that a model computes itself, from graphs for these rows and for twice
+    as many: they show which numbers are made from that of the rows."""
+    found = None
+    # With twice the rows, a model may not run.
+    with suppress(Exception), torch_private.fake_errors_unlogged(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they have been seen when the model was traced
+        rows = inputs.rows or 0
+        sizes = (inputs, inputs.with_rows(2 * rows)) if rows else ()
+        found = _of_two([loss_graph(model, one, device, precision) for one in sizes], inputs)
+    return found or otherwise
 
 
 @forgetting()
@@ -124,11 +146,7 @@ def _of_function(
     kept = frozenset(k - tensors for k in whole if k >= tensors - many)
     one = _traced_loss(loss_fn, output, labels, rows, 1, kept)
     two = _traced_loss(loss_fn, output, labels, rows, 2, kept)
-    for root in (one, two):
-        merge_equal(root.graph)
-    twins = paired(one.graph, two.graph)
-    if twins is None and rows == 1:  # the second graph only shows what grows: nothing runs it
-        twins = paired(one.graph, without_copies(two.graph))
+    twins = twins_of(one.graph, two.graph, rows)
     if twins is None:
         return None
     places = one.graph.find_nodes(op="placeholder")
@@ -197,6 +215,17 @@ def _of_model(traced: Traced, rows: int) -> LossForm | None:
     }
     known = followed(traced.root.graph, given, frozenset(traced.batch), rows, model=True)
     return _form(traced.root, traced.batch, known[traced.results[0]])
+
+
+def _of_two(roots: Sequence[fx.GraphModule], inputs: Inputs) -> LossForm | None:
+    (one, two), rows = roots, inputs.rows or 0
+    twins = twins_of(one.graph, two.graph, rows)
+    if twins is None:
+        return None
+    batch = one.graph.find_nodes(op="placeholder")[-len(inputs.tensors) :]
+    given = growing_rows(batch, twins)
+    known = followed(one.graph, given, frozenset(batch), rows, twins, model=True)
+    return _form(one, batch, known[one.graph.output_node().args[0][0]])
 
 
 def _form(root: fx.GraphModule, batch: Sequence[fx.Node | None], known: Known) -> LossForm | None:

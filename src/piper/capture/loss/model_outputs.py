@@ -9,10 +9,10 @@ import torch
 from torch import fx, nn
 
 from piper.capture import torch_private
-from piper.capture.fx_nodes import line, value
+from piper.capture.fx_nodes import line
 from piper.capture.loss.calls import Call, base_name
 from piper.capture.loss.domain import FIXED, MEAN, MIXED, SUM, Known, Root, Rows
-from piper.capture.loss.proof import followed, merge_equal, paired, without_copies
+from piper.capture.loss.proof import followed, growing_rows, twins_of
 from piper.capture.loss.rules import RULES, is_elementwise, same
 from piper.capture.precision import Precision
 from piper.capture.torch_private import OpOverload
@@ -91,18 +91,11 @@ def _growing(
     """None if two numbers of rows have different graphs, as those of a loop over rows do."""
     rows = inputs.rows or 0
     one, two = traced(inputs).graph, traced(inputs.with_rows(2 * rows)).graph
-    for graph in (one, two):
-        merge_equal(graph)
-    twins = paired(one, two)
-    if twins is None and rows == 1:  # the second graph only shows what grows: nothing runs it
-        twins = paired(one, without_copies(two))
+    twins = twins_of(one, two, rows)
     if twins is None:
         return None
     batch = one.find_nodes(op="placeholder")[-len(inputs.tensors) :]
-    given: dict[fx.Node, Known] = {
-        node: Rows(0) if value(node).shape != value(twins[node]).shape else FIXED for node in batch
-    }
-    known = followed(one, given, frozenset(batch), rows, twins, model=True)
+    known = followed(one, growing_rows(batch, twins), frozenset(batch), rows, twins, model=True)
     growth = Growth(known, twins, rows)
     nodes = enumerate(one.output_node().args[0][0].args[0])
     judged = (_judged(growth, position, node, position in without) for position, node in nodes)

@@ -1,7 +1,7 @@
 """Follow rows through the graph of a loss, operation by operation."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, fx
@@ -149,6 +149,17 @@ def paired(graph: fx.Graph, other: fx.Graph) -> dict[fx.Node, fx.Node] | None:
     return dict(zip(here, there, strict=True))
 
 
+def twins_of(one: fx.Graph, two: fx.Graph, rows: int) -> dict[fx.Node, fx.Node] | None:
+    """Each node, with that of the graph for twice the `rows`. None: they call something else.
+
+    Both graphs change in place: nothing runs the second, which only shows what grows.
+    """
+    for graph in (one, two):
+        merge_equal(graph)
+    found = paired(one, two)
+    return paired(one, without_copies(two)) if found is None and rows == 1 else found
+
+
 def without_copies(graph: fx.Graph) -> fx.Graph:
     """Change a graph in place: one row is contiguous where several have to be copied."""
     for node in graph.find_nodes(op="call_function", target=aten.clone.default):
@@ -167,6 +178,12 @@ def merge_equal(graph: fx.Graph) -> None:
             first = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
             if first is not node and not is_mutable(node):
                 node.replace_all_uses_with(first)
+
+
+def growing_rows(batch: Iterable[fx.Node], twins: Twins) -> dict[fx.Node, Known]:
+    """The same, where a twin shows which tensors are cut."""
+    pairs = ((node, value(node).shape, value(twins[node]).shape) for node in batch)
+    return {node: FIXED if here == there else Rows(0) for node, here, there in pairs}
 
 
 def is_rows(tensor: Tensor, rows: int) -> bool:

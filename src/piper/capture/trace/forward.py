@@ -155,6 +155,17 @@ def output_graph(
     return Attempt(model, joined, inputs, device, precision).root()
 
 
+def loss_graph(
+    model: nn.Module,
+    inputs: Inputs,
+    device: str,
+    precision: Precision | None,
+    loss_fn: Loss | None = None,
+) -> fx.GraphModule:
+    """The graph of a loss, or of that which the model computes itself, likewise."""
+    return Attempt(model, loss_fn, inputs, device, precision).root()
+
+
 def _find_carried(attempt: "Attempt", given: Given, error: RuntimeError) -> None:
     """A trace cannot write to a tensor outside of it. So try with all of them as buffers."""
     model, names = attempt.model, plain_attributes(attempt.model)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 from torch import nn
@@ -16,9 +18,12 @@ from piper.capture.trace.arguments.batch_dimension import (
     BatchDimension,
     Shape,
     batch_dimension,
+    is_prime,
     new_size,
 )
 from piper.capture.trace.arguments.inputs import Inputs
+from piper.capture.trace.arguments.separate_inputs import meet_in_numbers
+from piper.capture.trace.forward import loss_graph
 from piper.capture.trace.unvalued_run import OtherLabelsFail, run_once
 from piper.ir.values import TensorSpec
 
@@ -87,6 +92,41 @@ class OtherSizes:
         size = new_size(max(shapes[k][0] for k in self.labels), used)
         rows = [(size, *s[1:]) if k in self.labels else s for k, s in enumerate(shapes)]
         return with_shapes(self.inputs, rows)
+
+
+def are_separate(
+    model: nn.Module,
+    loss_fn: Any,
+    inputs: Inputs,
+    groups: Mapping[int, int],
+    device: str,
+    precision: Precision | None,
+) -> bool:
+    """Whether `groups` of tensors, by position, meet only in numbers. False also if it fails."""
+    sizes = OtherSizes(model, loss_fn, inputs, device, precision)
+    taken = {*sizes.taken, *(size for shape in sizes.known for size in shape)}
+    rows: dict[int, int] = {}
+    for group in groups.values():
+        if group not in rows:
+            rows[group] = unlike(taken)
+            taken.add(rows[group])
+    shapes = [(rows[groups[k]], *s[1:]) if k in groups else s for k, s in enumerate(sizes.known)]
+    with suppress(Exception), torch_private.fake_errors_unlogged(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the trace gave them
+        others = with_shapes(inputs, shapes)
+        graph = loss_graph(model, others, device, precision, loss_fn).graph
+        batch = graph.find_nodes(op="placeholder")[-len(shapes) :]
+        return meet_in_numbers(graph, {batch[k]: rows[group] for k, group in groups.items()})
+    return False
+
+
+def unlike(taken: Collection[int]) -> int:
+    """A prime number that divides none of these.
+
+    >>> unlike({8, 22, 26})
+    17
+    """
+    return next(n for n in count(11) if is_prime(n) and all(size % n for size in taken if size))
 
 
 def with_shapes(inputs: Inputs, shapes: Sequence[Shape]) -> Inputs:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from piper.capture import Captured
 from piper.capture.precision import Precision
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.trace.arguments.batch_dimension import BatchDimension, Groups
@@ -15,11 +16,10 @@ from piper.capture.trace.arguments.call_arguments import LABELS
 from piper.capture.trace.arguments.inputs import inputs_of
 from piper.capture.trace.arguments.outputs import joined
 from piper.errors import InputError
-from piper.ir.model import Model
 from piper.ir.values import Role
 from piper.job.batch.batch import Batch
 from piper.job.batch.input_names import input_names
-from piper.job.batch.other_sizes import tried
+from piper.job.batch.other_sizes import are_separate, tried
 
 # Of a tensor, how many dimensions it has, and whether it has a single row: it may be for all rows
 # in one batch, and have one for each in the next.
@@ -85,17 +85,21 @@ class WholeInputs:
             self.unclear.update({names[k]: n for n, group in enumerate(groups) for k in group})
         self.learn(batch, [k for k, one in enumerate(batch.tensors) if one.dim() and k not in cut])
 
-    def refuse_unclear(self, batch: Batch, model: Model) -> None:
+    def refuse_unclear(self, batch: Batch, captured: Captured, precision: Precision | None) -> None:
         """Sizes must say which tensors are the batch, of those that the model reads.
 
-        Labels of a loss function are cut: it is proved or tested that microbatches add up then.
+        Labels of a loss function are cut: it is proved or tested that microbatches add up then. So
+        are tensors that meet only in numbers.
         """
-        used = {one.index for one in model.values.values() if one.role is Role.BATCH}
+        values = captured.model.values.values()
+        used = {one.index for one in values if one.role is Role.BATCH}
         groups: dict[int, list[str]] = {}
-        for k, name in enumerate(self.names(batch)):
+        for k, name in enumerate(names := self.names(batch)):
             if k in used and name in self.unclear and not self.is_label(name[0]):
                 groups.setdefault(self.unclear[name], []).append(name[0])
-        if len(groups) > 1:
+        own = {k: self.unclear[name] for k, name in enumerate(names) if name in self.unclear}
+        given = self.model, self.loss_fn, captured.inputs, own, captured.device, precision
+        if len(groups) > 1 and not are_separate(*given):
             those = ", or ".join(" and ".join(names) for names in groups.values())
             what = (
                 f"sizes do not say which tensors have the batch as their first dimension: {those}"

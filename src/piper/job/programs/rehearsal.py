@@ -119,7 +119,7 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
         refuse_asked(batch.tensors, captured.visit.asked)
         job.python_state.refuse_attributes(batch.tensors)
     if job.all_microbatches > 1:
-        job.whole_inputs.refuse_unclear(batches[0], captured.model)
+        job.whole_inputs.refuse_unclear(batches[0], captured, job.precision)
     plans = compiled.device_plans
     states = {plan.device: DeviceState(job.device) for plan in plans}
     parts = {one.plan.device: one for one in assignments(captured, compiled)}

@@ -1,0 +1,40 @@
+"""What can be proved of a loss: of a function, or of what the model computes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from piper.capture import Captured, Precision
+from piper.capture.loss import LossForm, function_form, growing_outputs, own_form
+from piper.capture.trace.arguments.inputs import inputs_of
+
+
+def is_settled(form: LossForm, said: bool, always: bool) -> bool:
+    """Whether what the graph of a model shows of its own loss is enough.
+
+    A sum may be divided by a number that is made from that of the rows. What is not proved matters
+    for microbatches, but not where whole batches are evaluated (`always`).
+    """
+    return said or form.kind == "mean" or (always and form.kind is None)
+
+
+def loss_form(
+    model: nn.Module,
+    loss_fn: Callable[..., Any] | None,
+    captured: Captured,
+    example: tuple[Any, ...],
+    whole: frozenset[int],
+    device: str,
+    precision: Precision | None,
+) -> LossForm:
+    """For a microbatch like this `example`."""
+    types = device, precision
+    if loss_fn is None:
+        unproved = replace(captured.form, kind=None)
+        return own_form(model, inputs_of(example, whole), *types, unproved)
+    growing = growing_outputs(model, captured.output, example, whole, *types)
+    return function_form(loss_fn, captured.output, example, captured.form, whole, growing)
