@@ -20,7 +20,7 @@ from piper.job.job import Job
 from piper.job.programs import rehearsal
 from piper.job.programs.rehearsal import Rehearsal, rehearse
 from piper.plan.analyse.graph_segments import Hosted, Recorded, segments
-from piper.plan.instructions import Recv, Run
+from piper.plan.instructions import Load, Recv, Run
 from piper.runtime.gpu import cuda_graphs
 from piper.runtime.gpu.cuda_graphs import Graphs, put, record_graphs
 from piper.strategies import BUILDERS
@@ -150,6 +150,36 @@ def test_a_message_arrives_where_a_dead_one_was(name: str, alive: int, monkeypat
     trained(llama, name, {})
 
     assert len(most) >= 8 and max(most.values()) == alive, most
+
+
+def test_rows_that_return_from_experts_are_copied_where_dead_ones_were(monkeypatch: Any) -> None:
+    """Each segment that reads such rows has a copy, and only while it runs."""
+    load, make = rehearsal.load, cuda_graphs.zeros
+    alive: list[int] = []
+    wanted: list[int] = []
+
+    def loading(job: Job, mine: Assignment, *given: Any) -> Any:
+        program, copies = load(job, mine, *given), list[weakref.ref[Any]]()
+        fixed = {one.value for one in program.plan.instructions if isinstance(one, Load)}
+
+        def noted(where: Any, known: Any, name: str) -> Any:
+            made = make(where, known, name)
+            if name not in fixed:
+                copies.append(weakref.ref(made.untyped_storage()))
+                alive.append(sum(ref() is not None for ref in copies))
+            return made
+
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda_graphs, "zeros", noted)
+            record_graphs(program, mine.known, ForgetfulTape)
+        found = segments(program.plan, lambda run, moving: True)
+        wanted.extend(len(one.copied) for one in found if isinstance(one, Recorded))
+        return program
+
+    monkeypatch.setattr(rehearsal, "load", loading)
+    trained(mixed, "1f1b", {"dp": 2, "ep": 2})
+
+    assert len(alive) == sum(wanted) > 8 and max(alive) == max(wanted)
 
 
 def test_what_cannot_be_recorded_is_done_by_the_host(monkeypatch: Any) -> None:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, assert_never
 
 import torch
@@ -208,9 +209,7 @@ class Recording:
     def recorded(self, segment: Recorded) -> Act:
         program, slots, slot = self.program, self.program.slots, self.program.slot
         self.ended(segment.waits)
-        copies = [(slot(n), zeros(program, self.known, n)) for n in segment.copied]
-        for k, fixed in copies:
-            slots[k] = fixed
+        copies = [(slot(n), self.copied(n)) for n in segment.copied]
         replay = self.replayed(segment.at)
         for k, _ in copies:
             slots[k] = None
@@ -229,6 +228,14 @@ class Recording:
                 slots[k] = None
 
         return Together(segment.at, act)
+
+    def copied(self, name: str) -> torch.Tensor:
+        """Memory of the pool for a moving value, which is used again once this segment is over."""
+        owners = list[torch.Tensor]()
+        make = partial(zeros, self.program, self.known, name)
+        self.places.append(self.tape.record(lambda: owners.append(make())))
+        self.program.slots[self.program.slot(name)] = owners[0]
+        return self.tape.alias(owners[0])
 
     def replayed(self, at: tuple[int, ...]) -> Act:
         code = self.program.plan.instructions
