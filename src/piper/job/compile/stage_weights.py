@@ -77,7 +77,7 @@ def layers_text(cut: Stage, stage: int, regions: Sequence[Region]) -> str:
     """The outermost tags under the stage, `L 0 to 4`. Without any, the user tagged the stage."""
     tags = [next((tag for tag in region.tags if tag[0] != cut.name), None) for region in regions]
     found = dict.fromkeys(tag for tag in tags if tag is not None)
-    if not found or len({key for key, _ in found}) > 1:
+    if None in tags or not found or len({key for key, _ in found}) > 1:
         many = 1 if isinstance(cut.stages, int) else cut.stages[stage]
         return "as tagged" if many == 1 else f"{many} tagged regions"
     (key, first), (_, last) = min(found), max(found)
