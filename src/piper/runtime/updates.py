@@ -10,6 +10,7 @@ import torch
 from piper.plan.instructions import Update
 from piper.runtime.batch import StepInputs
 from piper.runtime.gradient_norm import as_tuple, square
+from piper.runtime.state.assigned_parameters import memory_kept
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.loss_scale import ready
 from piper.runtime.state.offloaded_parameters import updating
@@ -45,8 +46,10 @@ class BucketUpdate:
         if grads is None:
             return
         with updating(self.bucket, grads, self.fetched):
-            if self.bucket.optimizer is not None and self.is_allowed:
-                step(self.bucket)
+            optimizer = self.bucket.optimizer
+            if optimizer is not None and self.is_allowed:
+                with memory_kept(optimizer, self.bucket.parameters):
+                    step(self.bucket)
                 self.bucket.round_masters()
             self.program.watch(self.bucket)
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from piper.runtime.host_memory import Copying, HostMemory, Pages
+from piper.runtime.state.assigned_parameters import refuse_aliases
 
 Put = Callable[[torch.Tensor], None]
 Place = tuple[torch.Tensor, Put]  # a tensor, and how another one takes its place
@@ -18,6 +19,7 @@ class Holder(Protocol):
     """A bucket with an optimizer."""
 
     optimizer: torch.optim.Optimizer | None
+    parameters: tuple[torch.nn.Parameter, ...]
     copies: list[tuple[torch.Tensor, torch.nn.Parameter]]  # and their masters
     copying: Copying | None
     pages: Pages
@@ -37,6 +39,8 @@ class StateCopy:
 
 def store_state(bucket: Holder, memory: HostMemory, stream: str) -> StateCopy:
     """Start to copy all that the optimizer of a bucket keeps to where it was before."""
+    if bucket.optimizer is not None:
+        refuse_aliases(bucket.optimizer, bucket.parameters)
     found = list(places(bucket))
     copy = memory.store(tuple(tensor for tensor, _ in found), stream, bucket.pages)
     return moving(bucket, copy, found)

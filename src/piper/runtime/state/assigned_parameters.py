@@ -1,0 +1,59 @@
+"""Optimizers that assign new memory to a parameter: `p.data = p.data - lr * p.grad`.
+
+Plans compute with the memory that a parameter had. So what was assigned is copied there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from piper.errors import InputError
+from piper.runtime.state.joint_optimizers import is_torchs
+from piper.runtime.torch_private import has_own_step
+
+
+@contextmanager
+def memory_kept(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
+) -> Iterator[None]:
+    """After a step inside, the parameters have the memory that they had before."""
+    if is_torchs(type(optimizer)) and not has_own_step(optimizer):
+        yield
+        return
+    before = [one.data for one in parameters]
+    yield
+    for parameter, memory in zip(parameters, before, strict=True):
+        if parameter.data_ptr() != memory.data_ptr():
+            keep_state(optimizer.state.get(parameter, {}), memory)
+            memory.copy_(parameter.data)
+            parameter.data = memory
+
+
+def keep_state(held: dict[str, Any], memory: torch.Tensor) -> None:
+    """What the optimizer keeps there are old values, which the new ones would overwrite."""
+    for key, value in held.items():
+        if isinstance(value, torch.Tensor) and shares(value, memory):
+            held[key] = value.clone()
+
+
+def shares(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
+
+
+def refuse_aliases(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
+) -> None:
+    """State that is moved to the host would no longer follow a parameter."""
+    for parameter in parameters:
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor) and shares(value, parameter):
+                raise InputError.of(
+                    "optimizer",
+                    f"{type(optimizer).__name__} keeps a parameter itself in state[{key!r}], not a "
+                    "copy: it changes with the parameter, and in host memory it would not",
+                    "keep p.detach().clone(); or leave out offload",
+                )

@@ -1,0 +1,100 @@
+"""Optimizers that give a parameter new memory, instead of writing to what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from draws import every
+from plain_loop import plain_losses
+from replicas import Net, data
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from piper import Offload, Place, Replicate, rehearse, where
+from piper.errors import PiperError
+
+Update = Callable[[Any, Tensor, dict[str, Any]], None]
+ONE = [Place(where(), [0])]
+STRATEGIES = {
+    "one": ONE,
+    "replicas": [Place(where(), [0, 1]), Replicate(where(), [0, 1])],
+    "shards": [Place(where(), [0, 1]), Replicate(where(), [0, 1], zero=3)],
+    "host": [*ONE, Offload(where(), "optimizer", "offload")],
+}
+
+
+class Assigning(torch.optim.Optimizer):
+    elementwise = True
+
+    def __init__(self, parameters: Any, update: Update) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.update = update
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.update(p, group["lr"] * p.grad, self.state[p])
+
+
+def to_data(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    p.data = p.data - change
+
+
+def detached(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    p.data = (p - change).detach()
+
+
+def by_set(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    with torch.no_grad():
+        p.set_(p - change)
+
+
+def back_and_forth(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    before = p.data
+    p.data = p.data + change
+    p.data = before
+    p.data.sub_(p.data * 0.01 + change)
+
+
+def looks_ahead(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    slow = held.setdefault("slow", p.data)  # the memory of before, which nobody writes to then
+    p.data = p.data - change + 0.1 * (slow - p.data)
+
+
+def momentum(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    held["average"] = held.get("average", torch.zeros_like(change)) * 0.5 + change
+    p.data = p.data - held["average"]
+
+
+UPDATES = [to_data, detached, by_set, back_and_forth, looks_ahead, momentum]
+
+
+def plain(make: Any) -> dict[str, Tensor]:
+    model = Net()
+    plain_losses(make(model.parameters()), data(), lambda x, y: mse_loss(model(x), y))
+    return {name: one.detach() for name, one in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("name", "update"), every(5, product(STRATEGIES, UPDATES)))
+def test_what_an_optimizer_assigns_is_trained(name: str, update: Update) -> None:
+    make = partial(Assigning, update=update)
+
+    found = rehearse(Net(), mse_loss, STRATEGIES[name], data(), optimizer=make).parameters
+
+    torch.testing.assert_close(found, plain(make))
+
+
+def follows(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    held.setdefault("start", p.data)
+    p.data.sub_(change)
+
+
+def test_state_that_is_the_parameter_cannot_be_on_the_host() -> None:
+    make = partial(Assigning, update=follows)
+    with pytest.raises(PiperError, match=r"Assigning keeps a parameter itself in state\['start'\]"):
+        rehearse(Net(), mse_loss, STRATEGIES["host"], data(), optimizer=make)
