@@ -334,7 +334,7 @@ class Job:
     def apply(self, captured: Captured, costs: Costs, by_role: bool, batch: Batch) -> Compiled:
         """The strategy, with whatever it leaves to the memory of a device."""
         refuse_synchronised_norms(self.model, len(self.feeds.teams))
-        model = captured.model_with(policies(self.strategy.directives))
+        model = captured.model_with(policies(self.strategy.directives, captured.model))
         options, late = self.options, self.device.type == "cuda"
         clip = options.max_norm is not None or options.on_nan is not None
         if self.precision is not None and self.precision.loss_scale is not None:

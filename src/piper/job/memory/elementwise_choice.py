@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from piper.directives import Directive, Remat, Shard
 from piper.directives.remat import policies_of
-from piper.ir.model import Region
+from piper.ir.model import Model, Region
 from piper.ir.remat_policy import COSTLY, RematPolicy
 from piper.job.compile.compiler import Compiled
 from piper.job.memory.memory_limit import MemoryLimit
@@ -26,9 +26,13 @@ POLICY: RematPolicy = (COSTLY,)
 LEAST = 2**20  # bytes of a region and a microbatch: for less, it is not worth the operators
 
 
-def policies(program: Program) -> tuple[RematPolicy, ...]:
-    """How regions may be recomputed: as a strategy asks, or as it is chosen here."""
-    return policies_of(program) or ((POLICY,) if may_choose(program) else ())
+def policies(program: Program, model: Model) -> tuple[RematPolicy, ...]:
+    """How regions may be recomputed: as a strategy asks, or as it is chosen here.
+
+    Capture makes graphs for each, so not for a model whose activations are all small.
+    """
+    large = any(sum(spec.nbytes for spec in one.saved) > LEAST for one in model.regions)
+    return policies_of(program) or ((POLICY,) if large and may_choose(program) else ())
 
 
 def may_choose(program: Program) -> bool:
