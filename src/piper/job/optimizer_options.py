@@ -8,6 +8,7 @@ import torch
 
 from piper.errors import InputError
 from piper.ir.model import Model
+from piper.job.optimizer_weights import refuse_changed_weights
 from piper.job.options import Options
 from piper.runtime.state.joint_optimizers import refuse_common
 from piper.runtime.state.lost_state import lost_state
@@ -30,6 +31,7 @@ def refuse_optimizer(options: Options, model: torch.nn.Module, captured: Model) 
     known = {name for names in buckets for name in names}
     parameters = {name: one for name, one in model.named_parameters() if name in known}
     found = [names for names in buckets if not parameters.keys().isdisjoint(names)]
+    refuse_changed_weights(options, parameters)
     refuse_options_by_position(options.optimizer, options.lr_scheduler, parameters, found)
     make = with_attributes(options.optimizer, parameters)
     refuse_common(make, [named_like(parameters, names) for names in found])
