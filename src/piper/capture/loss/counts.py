@@ -12,6 +12,7 @@ from piper.capture.fx_nodes import closure, in_order, line
 from piper.capture.fx_nodes import value as value_of
 from piper.capture.kernels.shipping import from_json, to_json
 from piper.capture.loss.domain import Chosen, Divisor, Labels, PerRow, Total
+from piper.capture.loss.drawn_masks import is_drawn, without_orders
 from piper.capture.torch_private import graph_module
 
 aten = torch.ops.aten
@@ -71,7 +72,8 @@ class _Anywhere(fx.Interpreter):
 def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divisor) -> Count | None:
     """A divisor as a function of the batch. None if it is not one number, or is not of the batch.
 
-    It may also depend on parameters or buffers, and be one number for each column.
+    It may also depend on parameters or buffers or on what is drawn at random, and be one number for
+    each column.
     """
     needed = closure(_ends(found), ())
     if any(node.op == "placeholder" and node not in batch for node in needed):
@@ -99,6 +101,9 @@ def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divis
         case _:
             assert_never(found)
     if isinstance(found, Total) and value_of(found.total).numel() > 1:
+        return None
+    without_orders(graph)
+    if is_drawn(graph):
         return None
     return Count(what, _text(root, graph), scale, full, empty)
 

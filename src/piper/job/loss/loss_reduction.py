@@ -164,9 +164,11 @@ def reduction_of(
             "reduction",
             f"the model computes its own loss, for each of {parts} parts of a batch (microbatches "
             "of all replicas), and Piper cannot see how it reduces over rows. The balancing loss "
-            "of a mixture (output_router_logits=True) is no mean over rows, for instance",
+            "of a mixture (output_router_logits=True) is no mean over rows, for instance, and how "
+            "many elements a mask chooses that the model draws is not known before",
             'give the Trainer or from_pretrained reduction="mean" if all parts count equally, '
-            f'"sum" if they add up, or {WEIGHTS}; or leave such a loss out of the model',
+            f'"sum" if they add up, or {WEIGHTS}; or leave such a loss out of the model, and give '
+            "such a mask with the batch",
         )
     return LossReduction(said or form.kind or "mean", None, form)
 
