@@ -151,6 +151,87 @@ class OnTheHost(Function):
         return torch.from_numpy(grad.numpy() * 2)
 
 
+class Checkpoint(Function):
+    """Runs a module again in its backward, as those of many repositories do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
+        ctx.module = module
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return module(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            found = ctx.module(x)
+        found.backward(grad)
+        return x.grad, None
+
+
+class Couplings(Checkpoint):
+    """Gives gradients for the parameters, which it does not read from its arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: nn.Module, *weights: Tensor) -> Tensor:
+        first, second = x.chunk(2, 1)
+        ctx.module, ctx.weights = module, len(weights)
+        ctx.save_for_backward(x)
+        return torch.cat([first + module(second), second], 1)
+
+
+class Nested(nn.Module):
+    def __init__(self, function: type[Function], width: int) -> None:
+        super().__init__()
+        self.first, self.inner, self.function = nn.Linear(6, 6), nn.Linear(width, width), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.inner.parameters() if self.function is Couplings else ()
+        return self.function.apply(self.first(x), self.inner, *weights).square().mean()
+
+
+@pytest.mark.parametrize(("function", "width"), [(Checkpoint, 6), (Couplings, 3)])
+def test_a_function_that_runs_modules_is_refused_with_what_to_write(
+    function: type[Function], width: int
+) -> None:
+    text = (
+        rf"test_custom_functions.py:\d+: the forward of {function.__name__} computes with tensors"
+    )
+
+    with pytest.raises(CaptureError, match=text) as refused:
+        capture(Nested(function, width), None, (torch.randn(4, 6),))
+    assert "call the module itself and give the strategy remat=True" in str(refused.value)
+
+
+def run_again(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.tanh(x @ weight.T)
+
+
+class Recomputed(Function):
+    """The same with tensors only, which can be traced."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> Tensor:
+        ctx.save_for_backward(*given)
+        return run_again(*given)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        own = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+        with torch.enable_grad():
+            found = run_again(*own)
+        return torch.autograd.grad(found, own, grad)
+
+
+def test_a_function_may_run_its_forward_again_on_tensors() -> None:
+    weight = nn.Parameter(torch.randn(6, 6, dtype=torch.float64))
+    model = Net(lambda x: Recomputed.apply(x, model.weight)).double()
+    model.weight, batch = weight, (torch.randn(4, 6).double(),)
+
+    assert_close(capture(model, None, batch), model, batch)
+
+
 @pytest.mark.parametrize(
     ("function", "text"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -216,6 +217,24 @@ def test_a_larger_model_is_tried_on_fewer_and_shorter_rows(
     tried = [r.message for r in warned.records if "comparing the loss" in r.message]
     assert tried == [f"comparing the loss of microbatches with that of a whole batch, on {said}"]
     assert ("rows of the batch meet at test_microbatch_trial.py" in warned.text) == meets
+
+
+@pytest.mark.parametrize("empty", [2, 6, 8])
+def test_a_microbatch_without_labels_is_no_reason_to_try_nothing(
+    warned: pytest.LogCaptureFixture, empty: int
+) -> None:
+    warned.set_level(logging.INFO, "piper")
+    ids = torch.randint(9, (8, 5), generator=torch.Generator().manual_seed(1))
+    labels, strategy = ids.clone(), [Place(where(), [0]), Split("MB", 4)]
+    labels[:empty] = -100
+
+    model = Tokens(MEETING["a number"])
+    with pytest.raises(InputError, match="weight 0") if empty == 8 else nullcontext():
+        rehearse(model, F.cross_entropy, strategy, [(ids, labels)], optimizer=SGD)
+
+    meets = "rows of the batch meet at test_microbatch_trial.py" in warned.text
+    nothing = "no trial of microbatches against a whole batch (all microbatches" in warned.text
+    assert (meets, nothing) == (empty < 8, empty == 8)
 
 
 def test_a_model_that_takes_too_long_is_not_tried(

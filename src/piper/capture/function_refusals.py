@@ -15,6 +15,16 @@ def custom_function(name: str, part: str, error: Exception) -> CaptureError:
     )
 
 
+def function_of_modules(name: str, part: str, error: Exception) -> CaptureError:
+    return refusal(
+        line_of(error.__traceback__),
+        f"the {part} of {name} computes with tensors that are not among its arguments, such as the "
+        "parameters of a module that it was given: a trace sees the derivatives of arguments only",
+        "if it only saves memory, as a checkpoint or a reversible layer does, call the module "
+        "itself and give the strategy remat=True; otherwise give such tensors to `apply`",
+    )
+
+
 def function_in_place(name: str) -> CaptureError:
     return refusal(
         current_line(),

@@ -54,6 +54,7 @@ VALUE_WANTED = (
 )
 
 FOREIGN_WRITE = "mutating a non-functional tensor"  # in the text of a RuntimeError
+FROM_ANOTHER_TRACE = "FunctionalTensor on its own"  # in an error
 HIDDEN_UPDATE = "does not support input mutations"  # in the text of a RuntimeError
 
 

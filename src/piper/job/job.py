@@ -371,10 +371,10 @@ class Job:
         if found is None or self.all_microbatches == 1:
             return
         reduction = self.reduction(self.form(found, batch))
-        one, runs = self.first_microbatch(batch), TrialRuns(self.model, self.loss_fn, self.initial)
+        parts = batch.parts(self.microbatches, self.rows.microbatches(batch))
+        one, runs = reduction.example(parts), TrialRuns(self.model, self.loss_fn, self.initial)
         if reduction.is_guessed:
             refuse_no_mean(self.loss_fn, found.output, batch, one.rows or 0, reduction.kind)
-        parts = batch.parts(self.microbatches, self.rows.microbatches(batch))
         said = self.options.says_reduction
         whole = WholeBatch(self.rows.of_all_microbatches(batch), runs, self.precision)
         trial = self.trials.lines(self.kind(one), runs, found, one, reduction, said, whole)

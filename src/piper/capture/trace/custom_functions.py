@@ -14,6 +14,7 @@ from torch import Tensor
 
 from piper.capture import function_refusals as refusals
 from piper.capture.torch_private import (
+    FROM_ANOTHER_TRACE,
     VALUE_WANTED,
     OpOverload,
     TorchDispatchMode,
@@ -143,4 +144,6 @@ def _traceable(function: Any, name: str, args: Any, kwargs: Any) -> Any:
     except (CaptureError, *VALUE_WANTED):
         raise
     except Exception as error:
+        if FROM_ANOTHER_TRACE in str(error):
+            raise refusals.function_of_modules(function.__name__, name, error) from error
         raise refusals.custom_function(function.__name__, name, error) from error

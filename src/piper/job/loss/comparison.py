@@ -17,7 +17,12 @@ from piper.capture.trace.trial_run import (
 )
 from piper.job.batch.batch import Batch
 from piper.job.batch.replica_batches import with_rows
-from piper.job.loss.loss_reduction import LossReduction, growing_output, own_rows
+from piper.job.loss.loss_reduction import (
+    LossReduction,
+    growing_output,
+    own_rows,
+    refuse_weightless,
+)
 from piper.job.loss.mean_loss_check import ROUNDING, no_sum
 from piper.job.loss.other_statistics import OtherStatistics
 from piper.job.loss.rows_compared import (
@@ -104,6 +109,7 @@ class Comparison:
         """Of the first of the pair and of the second, each as often as it comes."""
         with computing_in(self.dtype):  # `mask.sum() + 1e-8` is rounded as in the loss
             own = reduction.weights(self.batch, self.times)
+            refuse_weightless(sum(own))
             shares = reduction.shares(own, sum(own))
         return sum(shares[::2]), sum(shares[1::2])
 

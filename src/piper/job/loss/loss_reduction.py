@@ -58,6 +58,14 @@ class LossReduction:
         assert self.count is not None
         return counted(self.form.of(microbatch.rows).counts[0], microbatch.tensors)
 
+    def example(self, microbatches: Sequence[Batch]) -> Batch:
+        """The first in which something counts, of those that have the size of the first."""
+        first = microbatches[0]
+        if self.count is None:
+            return first
+        alike = (one for one in microbatches if one.rows == first.rows)
+        return next((one for one in alike if self.weight_of(one) > 0), first)
+
     @property
     def may_be_empty(self) -> bool:
         """Whether a microbatch in which nothing counts has no gradient, rather than NaN."""
