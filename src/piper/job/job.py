@@ -276,7 +276,7 @@ class Job:
             return self.strategy.directives
         whole = self.capture_whole(batch).model
         found = with_cuts(self.strategy, whole, costs or self.machine.costs(whole))
-        self.cut.append(Strategy(found))
+        self.cut.append(with_stages(self.strategy, found))
         return found
 
     def converted(self, batch: Batch) -> Batch:

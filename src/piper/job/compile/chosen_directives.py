@@ -35,7 +35,9 @@ def plans_text(compiled: Compiled) -> str:
 def with_stages(strategy: Strategy, compiled: Sequence[Directive]) -> Strategy:
     """A strategy with the stages that were cut.
 
-    What to recompute is chosen anew for each kind of batch.
+    What to recompute is chosen anew for each kind of batch. A single stage has all layers, of which
+    another kind of batch may have more.
     """
     stages = (one for one in compiled if isinstance(one, Stage))
-    return Strategy(next(stages) if isinstance(one, Stage) else one for one in strategy)
+    pairs = ((one, next(stages) if isinstance(one, Stage) else one) for one in strategy)
+    return Strategy(one if isinstance(one, Stage) and one.count == 1 else cut for one, cut in pairs)

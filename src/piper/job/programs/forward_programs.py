@@ -17,8 +17,10 @@ from piper.capture.output_rows import row_dimensions
 from piper.capture.trace.arguments.layouts import refuse_asked
 from piper.capture.trace.arguments.outputs import Output, joined
 from piper.directives import Directive, Offload, Place, Replicate, Shard, Split, Stage, Strategy
+from piper.directives.stage import layers_of
 from piper.errors import InputError
 from piper.ir.filters import Both, Either, Not, accepts
+from piper.ir.model import Model
 from piper.job.batch.batch import Batch
 from piper.job.compile.assignment import Assignment, assignment
 from piper.job.compile.compiler import Compiled, compile_strategy
@@ -26,7 +28,7 @@ from piper.job.compile.division import division_requests
 from piper.job.job import BatchKind, Job
 from piper.job.loop.recent import recent
 from piper.job.programs.programs import Programs
-from piper.names import PASS, F, Phase
+from piper.names import PASS, F, Phase, amount
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.forward_program import OutputProgram
 from piper.runtime.processes.world import world
@@ -187,9 +189,25 @@ class ForwardPrograms:
             captured = replace(captured, form=job.form(captured, batch, always=True))
         program = job.rows.written(job.strategy.directives, batch)
         model = captured.model_with(())
+        refuse_other_layers(job.strategy, model, wanted)
         costs = job.machine.costs(model)
         compiled = compile_strategy(model, program, costs=costs, by_role=True)
         return captured, compiled
+
+
+def refuse_other_layers(strategy: Strategy, model: Model, wanted: Wanted) -> None:
+    """Parameters stay on the stages that training put them on, layer by layer."""
+    for stage in strategy:
+        if not isinstance(stage, Stage) or isinstance(stage.stages, int):
+            continue
+        found, known = len(layers_of(model.regions, stage.name)), sum(stage.stages)
+        if found != known:
+            raise InputError.of(
+                "evaluate" if wanted == "loss" else "predict",
+                f"the model runs {amount(found, 'layer')} here, and {known} in training, of which "
+                f"its {len(stage.stages)} stages have {list(stage.stages)}",
+                "run the same layers in `eval()` and for all outputs, or use one stage, pp=1",
+            )
 
 
 def dimensions_of(job: Job, batch: Batch, captured: Captured) -> tuple[int | None, ...]:
