@@ -26,12 +26,13 @@ OTHER_WORDS = {  # what other systems call our options
     "microbatches": ("accumulation_steps", "gradient_accumulation_steps", "accumulate"),
     "precision": ("mixed_precision", "amp", "autocast", "dtype", "bf16", "fp16"),
     "remat": ("recompute", "activation_checkpointing", "gradient_checkpointing", "checkpointing"),
+    "loss_fn": ("loss", "criterion", "loss_function", "loss_func"),
     "lr_scheduler": ("schedule", "scheduler", "warmup"),
     "tp": ("tensor_parallel", "tensor_model_parallel_size", "tensor_parallel_degree"),
     "pp": ("pipeline_parallel", "pipeline_model_parallel_size", "pipeline_parallel_degree"),
     "cp": ("context_parallel", "context_parallel_size", "sequence_parallel"),
     "ep": ("expert_parallel", "expert_model_parallel_size", "expert_parallel_degree"),
-    "dp": ("data_parallel", "data_parallel_size", "replicas"),
+    "dp": ("data_parallel", "data_parallel_size", "replicas", "world_size", "num_gpus", "gpus"),
 }
 
 
@@ -142,6 +143,10 @@ class CaptureError(Located):
 
 class InputError(Located):
     """An argument or a batch that does not fit."""
+
+
+class NoAttribute(InputError, AttributeError):
+    """What other systems have, and what to write here. `hasattr` gives False for it."""
 
 
 class ReplicaError(Located):

@@ -300,7 +300,7 @@ class Trainer(OtherAttributes):
         """
         self._enter("load")
         given = self._run, self._programs.state, model_tensors(self._job.model, only)
-        self._checkpoints.load(Path(path), *given, rename, strict)
+        self._checkpoints.load(path, *given, rename, strict)
 
     def export(
         self, folder: str | Path, max_file_gib: float = 5.0, *, rename: Rename | None = None,

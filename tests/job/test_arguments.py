@@ -77,6 +77,10 @@ def trainer(
         ({"max_norm": True}, "max_norm: True is not a norm", NORM),
         ({"strategy": "1f1b"}, "strategy: it is a string, '1f1b'", "piper.strategies.one_f_one_b("),
         ({"example": None}, "example: it is None", EXAMPLE),
+        ({"loss_fn": nn.MSELoss}, "loss_fn: it is the class MSELoss", "write MSELoss(), with the"),
+        ({"model": nn.Linear}, "model: it is the class Linear", "write Linear(...), with the"),
+        ({"model": nn.DataParallel(nn.Linear(3, 3))}, "it is in a DataParallel", "(model.module)"),
+        ({"criterion": nn.MSELoss()}, "it has no option criterion", "write loss_fn=..."),
         ({"example": iter([X])}, "example: it is an iterator", EXAMPLE),
         ({"example": X}, "example: it is one tensor: with a loss_fn that is the label", "(x, y)"),
         (

@@ -89,6 +89,10 @@ EXAMPLE = "give it what the example has"
         (lambda t: t.predict(LOADER), "predict: it takes one batch", PREDICTIONS),
         (lambda t: t.predict([(X,), (X,)]), "predict: it takes one batch", PREDICTIONS),
         (lambda t: t.predict(None), "predict: its batch is None", EXAMPLE),
+        (lambda t: t.predict({"input": X, "labels": Y}), "does not take the entry 'labels'",
+         "leave out the labels"),
+        (lambda t: t.load(nn.Linear(3, 3).state_dict()), "a value of type OrderedDict, and not a",
+         "model.load_state_dict(weights), before you make the Trainer"),
         (lambda t: t.predict(X, Y), "the model takes 1 input, and got 2", "leave out the labels"),
     ],
 )  # fmt: skip

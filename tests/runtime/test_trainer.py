@@ -156,7 +156,7 @@ def test_no_strategy_is_one_device() -> None:
         ),
         (
             (1.0, 2.0),
-            "batch: it has no tensor with rows, only float, float\n"
+            "batch: it has no tensor with rows, only float\n"
             "  fix: give tensors: torch.as_tensor(...)",
         ),
     ],

@@ -21,6 +21,7 @@ from piper.runtime.state.parameter_groups import is_named
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 EXAMPLE = "write example=(x, y): one batch as `step` gets it; only its shapes and types count"
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 LOG = logging.getLogger("piper")
 
 
@@ -33,6 +34,7 @@ def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
     known = shape.parameters
     named = [one for one in known.values() if one.kind is one.KEYWORD_ONLY]
     options = [one.name for one in sorted(named, key=lambda one: one.default is one.empty)]
+    options += [name for name in known if name not in (*options, "self")]
     where = call.__qualname__.partition(".")[0]
 
     @wraps(call)
@@ -67,10 +69,29 @@ def refuse_unbound(where: str, shape: Signature, args: Any, given: dict[str, Any
 
 
 def refuse_wrong_model(model: Any, loss_fn: Any) -> None:
+    refuse_class("model", model, "...")
+    refuse_class("loss_fn", loss_fn, "")
     if not isinstance(model, torch.nn.Module):
         raise no("model", model, "write Trainer(model, loss_fn, strategy, example=...)")
+    refuse_wrapped(model)
     if loss_fn is not None and not callable(loss_fn):
         raise no("loss_fn", loss_fn, "give a function of the model's output and the batch's last")
+
+
+def refuse_class(name: str, given: Any, arguments: str) -> None:
+    if isinstance(given, type):
+        fix = f"write {given.__name__}({arguments}), with the parentheses"
+        raise InputError.of(name, f"it is the class {given.__name__}", fix)
+
+
+def refuse_wrapped(model: torch.nn.Module) -> None:
+    """Wrappers have parameters and a forward of their own."""
+    if type(model).__name__ in WRAPPERS:
+        what = f"it is in a {type(model).__name__}, which does what a strategy does here"
+        fix = (
+            "give the model itself (model.module), and a strategy with dp=..., and zero=3 for FSDP"
+        )
+        raise InputError.of("model", what, fix)
 
 
 def refuse_synchronised_norms(model: torch.nn.Module, replicas: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from piper.errors import InputError
+from piper.errors import NoAttribute
 
 STEP = "leave it out: trainer.step includes zero_grad, the backward and the optimizer's step"
 SCHEDULE = "leave it out: trainer.step includes it, after the optimizer; metrics.lr is the rate"
@@ -60,10 +60,6 @@ FIXES = {
     "device": "leave it out: trainer.step moves the batch",
     "prepare": "leave it out: give the model to piper.Trainer, and each process its own batches",
 }
-
-
-class NoAttribute(InputError, AttributeError):
-    """`hasattr` gives False for it."""
 
 
 class OtherAttributes:

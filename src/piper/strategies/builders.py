@@ -21,11 +21,12 @@ from piper.strategies.check import check
 from piper.strategies.export import table_of_orders
 from piper.strategies.options import PipelineOptions
 from piper.strategies.pytorch_csv import parse_csv
-from piper.strategies.schedules.sizes import require_possible
+from piper.strategies.schedules.sizes import require_possible, require_whole
 from piper.strategies.schedules.table import Table, ranks_of
 from piper.strategies.unequal_ranks import Replication
 
 Builder = TypeVar("Builder", bound=Callable[..., Strategy])
+COUNTS = ("tp", "cp", "ep", "zero", "gather_ahead")  # among the options of `assemble`
 BUILDERS: dict[str, Callable[..., Strategy]] = {}  # by the names that the command line takes
 
 
@@ -40,6 +41,7 @@ def builder(name: str) -> Callable[[Builder], Builder]:
             given = full.bind(*args, **options)
             given.apply_defaults()
             sizes = {size: n for size, n in given.arguments.items() if size != "options"}
+            require_whole(name, **sizes, **{k: options[k] for k in COUNTS if k in options})
             require_possible(name, **sizes)
             return build(*args, **options)
 

@@ -123,7 +123,7 @@ def refuse_uneven(batch: Batch, replicas: int, parts: int) -> None:
     """All tensors must have the same number of rows, divisible by the number of replicas."""
     rows = [tensor.shape[0] for tensor in batch.cut]
     if not rows:
-        kinds = ", ".join(type(leaf).__name__ for leaf in batch.leaves) or "nothing"
+        kinds = ", ".join(dict.fromkeys(type(leaf).__name__ for leaf in batch.leaves)) or "nothing"
         what = f"it has no tensor with rows, only {kinds}"
         raise InputError.of("batch", what, "give tensors: torch.as_tensor(...)")
     if len(set(rows)) > 1 and parts > 1:

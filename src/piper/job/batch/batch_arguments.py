@@ -74,7 +74,19 @@ def inputs_of(
     refuse_many_batches("predict", given, example)
     inside = given[0] if len(given) == 1 and not named else None
     given = tuple(inside) if isinstance(inside, list | tuple) else given
-    return replace(Batch.of(arguments_of(model, None, given, named)), labelled=False)
+    found = arguments_of(model, None, given, named)
+    refuse_labels(model, found)
+    return replace(Batch.of(found), labelled=False)
+
+
+def refuse_labels(model: torch.nn.Module, arguments: Arguments) -> None:
+    """A dict as `step` takes it, of a model that takes its entries but for the labels."""
+    one = arguments[0] if len(arguments) == 1 else None
+    if not isinstance(one, Mapping) or LABELS not in one or takes(model, (), one):
+        return
+    if takes(model, (), {name: value for name, value in one.items() if name != LABELS}):
+        what = f"the model does not take the entry {LABELS!r}"
+        raise InputError.of("predict", what, "leave out the labels")
 
 
 def holds(one: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -88,13 +89,13 @@ class Checkpoints:
         return resume(self.peers, resolved(folder), state, run, missing_ok, loader)
 
     def load(
-        self, path: Path, run: Run, state: DeviceState, tensors: Sequence[ModelTensor],
+        self, path: Any, run: Run, state: DeviceState, tensors: Sequence[ModelTensor],
         rename: Rename | None, strict: bool, arrange: Arrange | None = None,
     ) -> None:  # fmt: skip
         self.finish()
         if run.steps:
             raise refused("this Trainer has already run steps", "load before the first step")
-        load(self.peers, resolved(path), state, tensors, rename, strict, arrange)
+        load(self.peers, resolved(path_of(path)), state, tensors, rename, strict, arrange)
 
     def export(
         self, folder: Path, state: DeviceState, turns: Turns, tensors: list[ModelTensor],
@@ -129,6 +130,14 @@ class Checkpoints:
         if anywhere:
             self.finish()
             raise refused("the last one is lost: see the other processes", "save again")
+
+
+def path_of(given: Any) -> Path:
+    if isinstance(given, str | os.PathLike):
+        return Path(given)
+    kind = type(given).__name__
+    fix = "give a path; or model.load_state_dict(weights), before you make the Trainer"
+    raise refused(f"it was given a value of type {kind}, and not a path", fix)
 
 
 def release(locks: dict[Path, FolderLock]) -> None:

@@ -26,7 +26,10 @@ from piper.runtime.state.element_runs import ElementRun, element_runs
 
 MAP = "model.safetensors.index.json"
 SUFFIX = ".safetensors"
-FORMATS = "give a .safetensors file, a folder of such files, or what trainer.save wrote"
+FORMATS = (
+    "give a .safetensors file, a folder of such files, or what trainer.save wrote; give weights in "
+    "another format to the model, with load_state_dict, before you make the Trainer"
+)
 Rename = Callable[[str], str]  # from a name in the model to the name in the files
 Place = tuple[Path, Entry]  # where a tensor is
 

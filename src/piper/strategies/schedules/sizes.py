@@ -10,6 +10,31 @@ LOG = logging.getLogger("piper")
 MOST_ACTIONS = 10_000_000  # forwards of one step, or replicas
 
 
+def require_whole(name: str, **sizes: object) -> None:
+    """
+    >>> require_whole("gpipe", pp=2, dp=[1, 2])
+    >>> require_whole("gpipe", pp=2.0)
+    Traceback (most recent call last):
+    piper.errors.StrategyError: gpipe: pp=2.0 is not a whole number
+      fix: write pp=2
+    """
+    for size, found in sizes.items():
+        if isinstance(found, str | float):
+            what = f"{size}={found!r} is not a whole number"
+            raise StrategyError.of(name, what, f"write {size}={whole_near(found)}")
+
+
+def whole_near(found: str | float) -> int:
+    """
+    >>> whole_near("4"), whole_near(2.5), whole_near("two")
+    (4, 2, 2)
+    """
+    try:
+        return max(1, int(found))
+    except (OverflowError, ValueError):
+        return 2
+
+
 def require_at_least(name: str, least: int, **sizes: int) -> None:
     few = {size: found for size, found in sizes.items() if found < least}
     problems = (
