@@ -28,6 +28,17 @@ STRATEGIES = {
 }
 
 
+class Scaled(Net):
+    """With a parameter without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
+
+
 class Assigning(torch.optim.Optimizer):
     elementwise = True
 
@@ -71,20 +82,32 @@ def momentum(p: Any, change: Tensor, held: dict[str, Any]) -> None:
     p.data = p.data - held["average"]
 
 
-UPDATES = [to_data, detached, by_set, back_and_forth, looks_ahead, momentum]
+def views(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    both = held.setdefault("both", torch.zeros(2, *p.shape, dtype=p.dtype))
+    held.setdefault("last", both[1]).copy_(change)
+    p.data.sub_(both.sum(0))
+
+
+def turned(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    last = held.setdefault("last", torch.zeros_like(p)).add_(change)
+    held.setdefault("turned", last.mT if p.dim() > 1 else last.view_as(last)).mul_(0.5)
+    p.data.sub_(held["last"])
+
+
+UPDATES = [to_data, detached, by_set, back_and_forth, looks_ahead, momentum, views, turned]
 
 
 def plain(make: Any) -> dict[str, Tensor]:
-    model = Net()
+    model = Scaled()
     plain_losses(make(model.parameters()), data(), lambda x, y: mse_loss(model(x), y))
     return {name: one.detach() for name, one in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("name", "update"), every(5, product(STRATEGIES, UPDATES)))
+@pytest.mark.parametrize(("name", "update"), every(7, product(STRATEGIES, UPDATES)))
 def test_what_an_optimizer_assigns_is_trained(name: str, update: Update) -> None:
     make = partial(Assigning, update=update)
 
-    found = rehearse(Net(), mse_loss, STRATEGIES[name], data(), optimizer=make).parameters
+    found = rehearse(Scaled(), mse_loss, STRATEGIES[name], data(), optimizer=make).parameters
 
     torch.testing.assert_close(found, plain(make))
 
@@ -97,4 +120,16 @@ def follows(p: Any, change: Tensor, held: dict[str, Any]) -> None:
 def test_state_that_is_the_parameter_cannot_be_on_the_host() -> None:
     make = partial(Assigning, update=follows)
     with pytest.raises(PiperError, match=r"Assigning keeps a parameter itself in state\['start'\]"):
-        rehearse(Net(), mse_loss, STRATEGIES["host"], data(), optimizer=make)
+        rehearse(Scaled(), mse_loss, STRATEGIES["host"], data(), optimizer=make)
+
+
+def freezes(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    p.data.sub_(change)
+    held["count"] = held.get("count", 0) + 1
+    p.requires_grad_(held["count"] < 2)
+
+
+def test_a_step_that_freezes_a_parameter_is_refused() -> None:
+    make = partial(Assigning, update=freezes)
+    with pytest.raises(PiperError, match="the step of Assigning sets requires_grad"):
+        rehearse(Scaled(), mse_loss, ONE, data(), optimizer=make)

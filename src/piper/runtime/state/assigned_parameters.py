@@ -26,6 +26,7 @@ def memory_kept(
         return
     before = [one.data for one in parameters]
     yield
+    refuse_frozen(optimizer, parameters)
     for parameter, memory in zip(parameters, before, strict=True):
         if parameter.data_ptr() != memory.data_ptr():
             keep_state(optimizer.state.get(parameter, {}), memory)
@@ -44,10 +45,24 @@ def shares(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
 
 
+def refuse_frozen(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
+) -> None:
+    """Backward graphs compute gradients for what was trained when they were made."""
+    if not all(one.requires_grad for one in parameters):
+        raise InputError.of(
+            "optimizer",
+            f"the step of {type(optimizer).__name__} sets requires_grad of a parameter, to which a "
+            "captured backward still gives gradients",
+            "multiply its update by zero in the step; or call requires_grad_(False) on the model, "
+            "and make a new Trainer with it",
+        )
+
+
 def refuse_aliases(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
 ) -> None:
-    """State that is moved to the host would no longer follow a parameter."""
+    """State that is moved to the host would no longer change with a parameter."""
     for parameter in parameters:
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor) and shares(value, parameter):

@@ -65,13 +65,22 @@ def to_host(bucket: Holder, memory: HostMemory) -> None:
 
 
 def places(bucket: Holder) -> Iterator[Place]:
-    """Single numbers, such as a step count, stay where they are: optimizers read them there."""
-    for held in bucket.optimizer.state.values() if bucket.optimizer is not None else ():
-        for key, value in held.items():
-            if isinstance(value, torch.Tensor) and value.dim():
-                yield value, entry(held, key)
+    """Single numbers, such as a step count, stay where they are: optimizers read them there.
+
+    But for those that are elements of what is moved.
+    """
+    states = bucket.optimizer.state.values() if bucket.optimizer is not None else ()
+    held = [(one, *item) for one in states for item in one.items() if torch.is_tensor(item[1])]
+    moved = {memory_of(value) for _, _, value in held if value.dim()}
+    for state, key, value in held:
+        if value.dim() or memory_of(value) in moved:
+            yield value, entry(state, key)
     for _, master in bucket.copies:
         yield master.data, content(master)
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def entry(held: dict[str, Any], key: str) -> Put:
