@@ -38,6 +38,7 @@ from piper.models.hugging_face_build import (
 )
 from piper.models.weight_boxes import Boxed
 from piper.models.weight_conversion import Conversion
+from piper.runtime.checkpoint.checkpoints import path_of
 from piper.runtime.checkpoint.layout import Arrange, Layout, Segment, Shapes, Stored, Written
 from piper.runtime.checkpoint.load import layout_at, misfit, misfits
 from piper.runtime.checkpoint.model_names import ModelTensor, Names, model_tensors
@@ -90,8 +91,8 @@ class PretrainedTrainer(Trainer):
         """As that of `Trainer`. Files may also have the tensors and names that the hub has."""
         self._enter("load")
         given = self._run, self._programs.state, model_tensors(self._job.model, only)
-        arrange = self._arrange(Path(path), rename is not None)
-        self._checkpoints.load(Path(path), *given, rename, strict, arrange)
+        arrange = self._arrange(path_of(path), rename is not None)
+        self._checkpoints.load(path, *given, rename, strict, arrange)
 
     def _arrange(self, path: Path, renamed: bool) -> Arrange | None:
         if path == self.folder:

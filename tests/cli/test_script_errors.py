@@ -55,6 +55,7 @@ def test_a_typo_is_shown_with_the_users_lines_only(command: str, tmp_path: Path)
 
 
 HABITS = """from piper import Trainer
+from piper.job.programs.evaluation import Evaluation
 from piper.runtime.metrics import Metrics, Readings
 
 metrics = Metrics(1, 2, 8, lambda: Readings(2.0, 1.0, 0.5, 0.25))
@@ -72,7 +73,9 @@ print({habit})
          "backward and the optimizer's step"),
         ("metrics.loss.cpu()", "  fix: leave out .cpu(): it is a number of Python already"),
         ("metrics.loss.colour", "AttributeError: 'float' object has no attribute 'colour'"),
-        ("metrics.item()", "  fix: write metrics.loss, which is a number of Python"),
+        ("metrics.item()", "  fix: write .loss, which is a number of Python"),
+        ("Evaluation(2.0, 1, 2, 8, 0.5)['loss']", "  fix: write .loss, or .perplexity: they are "
+         "attributes"),
         ("metrics['loss']['a']", "TypeError: 'float' object is not subscriptable"),
         ("Trainer.evaluate(None, 1, 2)", "  fix: it takes batches: write "
          "trainer.evaluate([(x, y)])"),

@@ -11,7 +11,8 @@ from pathlib import Path
 PIPER = str(Path(__file__).parents[1])
 HIDDEN = ("<frozen", "<string>", "runpy.py")  # `<string>`: methods that a dataclass generates
 NO_BACKWARD = "leave it out: a step of the Trainer includes the backward and the optimizer's step"
-DONE = ("float", "Metrics")  # what `step` returned, or the loss in it
+DONE = ("float", "Metrics", "Evaluation")  # what `step` or `evaluate` returned, or its loss
+NO_ENTRIES = "'Evaluation' object is not subscriptable"
 NO_TENSOR = ("item", "detach", "cpu", "mean", "numpy", "tolist")  # the loss is a number
 SUGGESTS = sys.version_info >= (3, 12)  # tracebacks suggest names by themselves
 ALIKE = 0.8  # of difflib: `los` is 0.86 like `loss`
@@ -44,7 +45,9 @@ def hint(error: BaseException) -> str:
         case AttributeError(name=str() as name, obj=float()) if name in NO_TENSOR:
             return f"\n  fix: leave out .{name}(): it is a number of Python already"
         case AttributeError(name=str() as name, obj=obj) if name in NO_TENSOR and is_done(obj):
-            return "\n  fix: write metrics.loss, which is a number of Python"
+            return "\n  fix: write .loss, which is a number of Python"
+        case TypeError(args=[str() as text]) if text == NO_ENTRIES:
+            return "\n  fix: write .loss, or .perplexity: they are attributes"
         case TypeError(args=[str() as text]) if text.startswith("Trainer.evaluate()"):
             return "\n  fix: it takes batches: write trainer.evaluate([(x, y)])"
         case TypeError(args=[str() as text]) if "Trainer' object is not callable" in text:
