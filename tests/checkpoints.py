@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -15,7 +16,7 @@ from unittest.mock import patch
 
 import torch
 from replicas import ADAMW, Net, Run, batches, data, known, optimizer_parts
-from shared_capture import using
+from shared_capture import one_model, using
 from torch import nn
 from torch.nn import functional
 
@@ -30,6 +31,7 @@ from piper.trainer import Trainer
 ROWS, SAVED = 8, 2  # rows of all replicas; steps before a run is saved
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 PLACE = [Place(where(), [0])]
+ALONE = one_model()
 HALVING = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
 
 
@@ -67,7 +69,8 @@ def made(rank: int, name: str, stages: int, text: str, **options: Any) -> tuple[
 def alone(*middle: nn.Module, **options: Any) -> Trainer:
     """A Trainer of a small model in this process."""
     given = {"example": data()[0], "device": "cpu", "seed": 3, **options}
-    return Trainer(Net(*middle), functional.mse_loss, [Split("MB", 2), *PLACE], **given)
+    with nullcontext() if middle else ALONE():
+        return Trainer(Net(*middle), functional.mse_loss, [Split("MB", 2), *PLACE], **given)
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -62,7 +62,7 @@ def plain(model: nn.Module) -> tuple[list[float], dict[str, Tensor]]:
     return losses, {name: one.detach() for name, one in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("name", "way"), every(5, [(n, w) for n in LAYERS for w in ("cp", "tp")]))
+@pytest.mark.parametrize(("name", "way"), every(11, [(n, w) for n in LAYERS for w in ("cp", "tp")]))
 def test_a_shared_layer_is_divided(name: str, way: str) -> None:
     strategy = strategies.one_f_one_b(pp=2, microbatches=2, **{way: 2})
 

@@ -55,7 +55,7 @@ def job_of() -> Callable[..., AbstractContextManager[tuple[Job, Batch]]]:
     return make
 
 
-@pytest.mark.parametrize(("frozen", "name", "level"), every(61, CASES, map(str, CASES)))
+@pytest.mark.parametrize(("frozen", "name", "level"), every(91, CASES, map(str, CASES)))
 def test_frozen_stages_train_as_plain_pytorch(job_of, frozen: str, name: str, level: dict) -> None:
     with job_of(frozen, BUILDERS[name](pp=2, microbatches=4, **level)) as (job, example):
         found = compare(job, example, *job.compile(example), steps=2)

@@ -14,7 +14,7 @@ from piper.errors import CaptureError, Refused, StrategyError
 SOAK = pytest.mark.soak
 KINDS = ("ring", "zigzag")
 RING = Strategy([Place(where(), [0, 1]), Shard(where(), [0, 1], what="tokens", attention="ring")])
-DEFAULT = {("zb-h1", "ring"), ("dualpipe", "zigzag")}
+DEFAULT = {("zb-h1", "ring")}
 EVERY = [
     pytest.param(name, kind, marks=() if (name, kind) in DEFAULT else SOAK)
     for name in STRATEGIES

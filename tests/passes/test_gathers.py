@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from draws import levels_of
 from metered import captured
 
 from piper.directives import Place, Replicate, Split, Strategy
@@ -40,8 +41,9 @@ def gathers(one: Compiled) -> list[int]:
     return [sum(isinstance(i, Gather) for i in plan.instructions) for plan in one.plans]
 
 
-@pytest.mark.parametrize("reduce", ["once", "each"])
-@pytest.mark.parametrize("schedule", ["replicas", *SCHEDULES])
+@pytest.mark.parametrize(
+    ("schedule", "reduce"), levels_of(["replicas", *SCHEDULES], ["once", "each"])
+)
 def test_it_sends_less_in_the_memory_of_two_buffers(schedule: str, reduce: str) -> None:
     two, more = made(schedule, reduce, 2), made(schedule, reduce, None)
 

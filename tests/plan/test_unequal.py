@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
 from random import Random
 
 import pytest
+from draws import every
 from plan.devices import EARLY, LATE, executed
 from plan.mutants import mutants
 from plan.mutation_checks import accepted, any_mutation, is_right, must_be_refused
@@ -53,8 +55,7 @@ def test_any_unequal_strategy_computes_what_plain_training_computes() -> None:
 LISTS = ({0: [0, 2], 1: [1]}, {0: [0], 1: [1, 2, 3]}, {0: [0, 0, 1], 1: [2, 1, 1]})
 
 
-@pytest.mark.parametrize("schedule", BUILDERS)
-@pytest.mark.parametrize("lists", LISTS, ids=str)
+@pytest.mark.parametrize(("lists", "schedule"), every(3, product(LISTS, BUILDERS)))
 def test_every_schedule_and_level_computes_what_plain_training_computes(
     schedule: str, lists: Lists
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import alone
+from draws import SOAK
 from replicas import data
 
 from piper import Trainer
@@ -93,7 +94,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(wait: bool, tmp_path: Path) ->
     trainer.save(folder)
     trainer.step(*data()[0])
 
-    for size in (0, 100, 1000, 4096):
+    for size in (0, 100, 1000, 4096) if SOAK else (0, 1000):
         with full_disk(size), pytest.raises(InputError, match="enough free space"):
             trainer.save(folder, wait=wait)
             trainer._checkpoints.finish()

@@ -77,7 +77,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("model", "before", "after"), every(5, CASES.values(), CASES))
+@pytest.mark.parametrize(("model", "before", "after"), every(10, CASES.values(), CASES))
 def test_a_run_goes_on(model: str, before: Strategy, after: Strategy, tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
 

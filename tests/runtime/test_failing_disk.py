@@ -116,7 +116,7 @@ def test_a_save_is_whole_or_told(name: str, trainer: Trainer, tmp_path: Path) ->
     destroyed = name in ("gone", "a file")
     told = 0
 
-    for number in range(len(name) % 4, total, draws(9, 1)):
+    for number in range(len(name) % 4, total, draws(13, 1)):
         for again in (False, True):
             folder = tmp_path / f"{number}-{again}"
             trainer.save(folder)

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from draws import every
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW
@@ -149,8 +151,10 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("make", [of_s4, without_decay, sets_and_reads, partial(ReadsInStep, lr=1)])
+MAKERS = [of_s4, without_decay, sets_and_reads, partial(ReadsInStep, lr=1)]
+
+
+@pytest.mark.parametrize(("make", "strategy"), every(2, product(MAKERS, STRATEGIES)))
 def test_groups_by_attributes_train_as_in_a_plain_loop(make: Any, strategy: str) -> None:
     made = torch.Generator().manual_seed(0)
     batches = [tuple(torch.randn(2, 4, 4, generator=made, dtype=torch.float64)) for _ in range(2)]

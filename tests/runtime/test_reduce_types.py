@@ -51,7 +51,7 @@ def test_one_device_is_bitwise_the_loop(given: Any, by_name: dict[str, str]) -> 
     assert any(not torch.equal(plain.masters[n], m) for n, m in wanted.masters.items())
 
 
-@pytest.mark.parametrize(("schedule", "zero"), levels_of(["1f1b", "zbv", "dualpipev"], LEVELS))
+@pytest.mark.parametrize(("schedule", "zero"), levels_of(["1f1b", "zbv", "dualpipev"], LEVELS, 2))
 def test_schedules_with_every_level(schedule: str, zero: int) -> None:
     """A region has buckets of both types, and a tied parameter of two regions is in one of them."""
     strategy = legal(schedule, 2, dp=2, zero=zero)

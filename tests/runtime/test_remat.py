@@ -70,7 +70,7 @@ def assert_bitwise(found: Rehearsal, kept: Rehearsal) -> None:
         assert torch.equal(found.parameters[name], tensor), name
 
 
-@pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, LEVELS, nth=2))
+@pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, LEVELS, nth=4))
 def test_every_schedule_with_every_level_on_experts(schedule: str, zero: int) -> None:
     """PP=2 x DP=2 (DualPipe: DP=1, twice), EP=2; other regions at each level."""
     strategy = legal(schedule, 2, dp=1 if schedule == "dualpipe" else 2, ep=2, zero=zero)

@@ -65,7 +65,7 @@ FOUR = [("1f1b", 1), ("zbv", 1), ("interleaved-zb", 2), ("1f1b", 2), ("dualpipe"
 FOUR += [("dualpipev", 2)]
 
 
-@pytest.mark.parametrize(("schedule", "pp"), every(2, FOUR))
+@pytest.mark.parametrize(("schedule", "pp"), every(4, FOUR))
 def test_four_replicas_train_as_one_process(schedule: str, pp: int) -> None:
     dp = 2 if schedule == "dualpipe" else 4
     parts = 2 if pp == 1 else 4

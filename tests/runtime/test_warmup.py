@@ -53,7 +53,7 @@ def mixed() -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("made", "name", "options"),
     [
-        (in_four_stages, "zbv", {}),
+        pytest.param(in_four_stages, "zbv", {}, marks=pytest.mark.soak),
         (in_four_stages, "interleaved-1f1b", {"dp": 2, "zero": 3}),
         (mixed, "1f1b", {"dp": 2, "ep": 2}),
     ],

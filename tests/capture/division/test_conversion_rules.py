@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from capture.division.trials import Trial, gradient, joined, piece
+from draws import levels_of
 from torch import Tensor
 
 from piper.capture.graphs.division.calls import Option
@@ -68,8 +69,7 @@ def options(pair: tuple[Step, Step], ways: int, along: int) -> list[Option]:
     return options_of(Trial(CONVERT, (meta, *steps, along), {}, BLOCKS).call(ways))
 
 
-@pytest.mark.parametrize("along", [2, 3])
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@pytest.mark.parametrize(("pair", "along"), levels_of(PAIRS, [2, 3]))
 def test_devices_of_a_grid_send_what_undivided_devices_send(
     pair: tuple[Step, Step], along: int
 ) -> None:
