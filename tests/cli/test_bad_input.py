@@ -277,3 +277,11 @@ def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["check", str(path)])
 
     assert str(result.exception).startswith(f"{path}: it cannot be read: 'utf-8' codec can't")
+
+
+def test_a_script_is_no_command() -> None:
+    shown = CliRunner().invoke(app, ["train.py", "--size", "2"])
+
+    assert shown.exit_code == 2
+    said = " ".join(shown.output.replace("│", " ").split())
+    assert "'train.py' is not a command. To run a script, write: piper run train.py" in said

@@ -22,3 +22,9 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return without_types(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Scripts are run by a command, as with torchrun, and not by themselves."""
+        if args[0].endswith(".py"):
+            ctx.fail(f"{args[0]!r} is not a command. To run a script, write: piper run {args[0]}")
+        return super().resolve_command(ctx, args)
