@@ -79,6 +79,8 @@ KEPT = [  # these work on whole tensors, then
     trial(aten.linalg_norm.default, x(3, 4), 1, [0, 1]),
     trial(aten.baddbmm.default, x(2, 3, 5), x(2, 3, 4), x(2, 4, 5), alpha=2),
     trial(aten.scaled_dot_product_attention.default, *(x(2, 12, 4, 2) for _ in range(3))),
+    trial(aten.scaled_dot_product_attention.default, x(2, 4, 3), x(2, 3, 3), x(2, 3, 3)),
+    trial(aten.cat.default, [x(0), x(0)]),
     trial(aten.log_softmax.int, x(3, 12), 0),
 ]
 

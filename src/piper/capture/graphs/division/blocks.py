@@ -69,7 +69,7 @@ def _fused(node: fx.Node, given: Shape) -> set[int]:
         return _unfused(given, shape(node))
     if packet(node) not in (*SPLITS, aten.slice):
         return set()
-    dim = call.argument("dim", 0) % len(given)
+    dim = call.dim()
     if dim != len(given) - 1:
         return set()
     sizes = [tensor.shape[dim] for tensor in tensors(node)]

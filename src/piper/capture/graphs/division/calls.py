@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,17 @@ class Call:
             return self.node.kwargs[name]
         position = names.index(name) if name in names else len(self.node.args)
         return self.node.args[position] if position < len(self.node.args) else default
+
+    def dim(self, default: int = 0, name: str = "dim") -> int:
+        """A dimension of its first argument, from the front. A number has one, for torch."""
+        return self.argument(name, default) % max(len(self.shapes[0]), 1)
+
+    def dims(self, given: int | Sequence[int] | None) -> list[int]:
+        """Dimensions of its first argument, from the front. None given: all."""
+        size = len(self.shapes[0])
+        if given is None or given == []:
+            return list(range(size))
+        return [dim % max(size, 1) for dim in ([given] if isinstance(given, int) else given)]
 
     def cuts(self, dims: Iterable[int]) -> Iterator[Cut]:
         return (Cut(dim, blocks) for dim in dims for blocks in self.blocks)

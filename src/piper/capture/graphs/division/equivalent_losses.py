@@ -33,7 +33,7 @@ def _log_sum(emit: Emitter, node: fx.Node, ways: int) -> fx.Node:
 
 def log_softmax(call: Call, emit: Emitter) -> fx.Node | None:
     given = call.node.args[0]
-    last = call.argument("dim") % len(call.shape) == len(call.shape) - 1
+    last = call.dim() == len(call.shape) - 1
     if not last or call.argument("dtype") is not None or value(given).dtype in SHORT:
         return None
     total = emit(aten.unsqueeze.default, _log_sum(emit, given, call.ways), -1)

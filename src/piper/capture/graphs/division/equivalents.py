@@ -61,12 +61,15 @@ def _cat(call: Call, emit: Emitter) -> fx.Node | None:
     """Without empty tensors, which torch ignores."""
     given: Any = call.node.args[0]
     full = [node for node in given if shape(node) != (0,)]
-    return None if len(full) == len(given) else emit(aten.cat.default, full, *call.node.args[1:])
+    same = len(full) in (0, len(given))
+    return None if same else emit(aten.cat.default, full, *call.node.args[1:])
 
 
 def _attention(call: Call, emit: Emitter) -> fx.Node | None:
     """If key heads do not divide, each query head gets its own."""
     query, *pair = call.node.args[:3]
+    if len(call.shape) != 4:
+        return None  # no heads
     heads, keys = call.shapes[0][1], call.shapes[1][1]
     if heads == keys or keys % call.ways == 0 or heads % call.ways:
         return None

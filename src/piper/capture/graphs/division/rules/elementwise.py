@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cmath import isfinite
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,12 +74,18 @@ def scaled(call: Call) -> Iterator[Option]:
     yield from elementwise(call)
     if call.argument("rounding_mode"):
         return  # sums of whole numbers are not those of sums
-    if len(call.operands) == 1 and isinstance(call.node.args[0], fx.Node):
+    if len(call.operands) == 1 and _is_finite(call.packet, *call.node.args):
         yield Option((Partial(),), Partial())
-    if len(call.operands) == 2:
+    if len(call.operands) == 2 and call.packet is aten.mul:  # parts over 0 may be inf - inf
         yield Option((Partial(), Replicated()), Partial())
-        if call.packet is aten.mul:
-            yield Option((Replicated(), Partial()), Partial())
+        yield Option((Replicated(), Partial()), Partial())
+
+
+def _is_finite(packet: Any, given: Any, number: Any) -> bool:
+    """Whether a tensor is scaled by a finite number. By another, parts of a sum give inf - inf."""
+    if not isinstance(given, fx.Node):
+        return False  # a number divided by a tensor
+    return isfinite(number) and (number != 0 or packet is aten.mul)
 
 
 @rule(aten.where)

@@ -81,9 +81,10 @@ def _gather(
 @rule(aten.gather, local=_gather)
 def gather(call: Call) -> Iterator[Option]:
     """By other dimensions, or each device finds what it has."""
-    dim = call.argument("dim") % len(call.shape)
+    dim = call.dim()
     given, index = call.shapes
-    for cut in call.cuts(d for d in range(len(index)) if d != dim and given[d] == index[d]):
+    alike = (d for d in range(len(index)) if len(given) == len(index) and given[d] == index[d])
+    for cut in call.cuts(d for d in alike if d != dim):
         yield Option((cut, cut), cut)
     if not call.zigzag:
         yield Option((Cut(dim), Replicated()), Partial())
@@ -91,7 +92,7 @@ def gather(call: Call) -> Iterator[Option]:
 
 @rule(aten.index_select)
 def index_select(call: Call) -> Iterator[Option]:
-    dim = call.argument("dim") % len(call.shape)
+    dim = call.dim()
     for cut in call.cuts(d for d in range(len(call.shape)) if d != dim):
         yield Option((cut, Replicated()), cut)
     for blocks in call.blocks:
@@ -126,7 +127,7 @@ def taken(call: Call) -> Iterator[Option]:
     dim, (given, index) = call.argument("dim"), call.shapes
     if dim is None:
         return  # of all elements in a row
-    other = (d for d in range(len(index)) if d != dim % len(index) and given[d] == index[d])
+    other = (d for d in range(len(index)) if d != call.dim() and given[d] == index[d])
     for cut in call.cuts(other):
         yield Option((cut, cut), cut)
     yield Option((Partial(), Replicated()), Partial())
@@ -135,9 +136,9 @@ def taken(call: Call) -> Iterator[Option]:
 @rule(aten.scatter, aten.scatter_add)
 def scattered(call: Call) -> Iterator[Option]:
     """By other dimensions, if all of a tensor is written along them."""
-    dim = call.argument("dim") % len(call.shape)
+    dim = call.dim()
     count = len(call.operands)
-    alike = (d for d in range(len(call.shape)) if len({one[d] for one in call.shapes}) == 1)
+    alike = (d for d in range(len(call.shape)) if len({one[d : d + 1] for one in call.shapes}) == 1)
     for cut in call.cuts(d for d in alike if d != dim):
         yield Option((cut,) * count, cut)
     if count == 3 and call.argument("reduce") is None:
@@ -146,7 +147,7 @@ def scattered(call: Call) -> Iterator[Option]:
 
 @rule(aten.index_add, aten.index_copy)
 def written_rows(call: Call) -> Iterator[Option]:
-    dim = call.argument("dim") % len(call.shape)
+    dim = call.dim()
     for cut in call.cuts(d for d in range(len(call.shape)) if d != dim):
         yield Option((cut, Replicated(), cut), cut)
     yield Option((Partial(), Replicated(), Partial()), Partial())

@@ -30,16 +30,13 @@ def by_row(call: Call) -> Iterator[Option]:
 
 @rule(aten.softmax, aten._softmax, aten.log_softmax, aten._log_softmax)
 def softmax(call: Call) -> Iterator[Option]:
-    dim = call.argument("dim") % len(call.shape)
+    dim = call.dim()
     for cut in call.cuts(d for d in range(len(call.shape)) if d != dim):
         yield Option((cut,), cut)
 
 
 def reduced_dims(call: Call) -> list[int]:
-    size, dims = len(call.shapes[0]), call.argument("dim")
-    if dims is None or dims == []:
-        return list(range(size))
-    return [dim % size for dim in ([dims] if isinstance(dims, int) else dims)]
+    return call.dims(call.argument("dim"))
 
 
 def rows_kept(call: Call, keep: bool) -> Iterator[tuple[Cut, Cut]]:
@@ -80,11 +77,10 @@ def largest(call: Call) -> Iterator[Option]:
 def compared(call: Call) -> Iterator[Option]:
     """Two tensors along a dimension. What is broadcast stays whole."""
     left, right = call.shapes
-    dim = call.argument("dim", 1) if call.packet is aten.cosine_similarity else -1
-    if len(left) != len(right):
+    if len(left) != len(right) or not left:
         return
     keep = call.argument("keepdim", False)
-    gone = dim % len(left)
+    gone = call.dim(1) if call.packet is aten.cosine_similarity else len(left) - 1
     for cut in call.cuts(d for d in range(len(left)) if d != gone):
         full = max(left[cut.dim], right[cut.dim])
         read = tuple(cut if one[cut.dim] == full else Replicated() for one in (left, right))

@@ -16,10 +16,7 @@ aten = torch.ops.aten
 
 def _along(call: Call, default: Any = None) -> list[int]:
     """The dimensions that it works along. None given: all of them."""
-    size, dims = len(call.shapes[0]), call.argument("dim", call.argument("dims", default))
-    if dims is None or dims == []:
-        return list(range(size))
-    return [dim % size for dim in ([dims] if isinstance(dims, int) else dims)]
+    return call.dims(call.argument("dim", call.argument("dims", default)))
 
 
 def _others(call: Call, along: Collection[int]) -> Iterator[Option]:
@@ -93,7 +90,7 @@ def repeated_in_place(call: Call) -> Iterator[Option]:
 @rule(aten.unfold)
 def unfolded(call: Call) -> Iterator[Option]:
     """Windows become the last dimension."""
-    yield from _others(call, (call.argument("dimension") % len(call.shapes[0]),))
+    yield from _others(call, (call.dim(name="dimension"),))
     yield PARTS
 
 
@@ -101,7 +98,7 @@ def unfolded(call: Call) -> Iterator[Option]:
 def diagonal(call: Call) -> Iterator[Option]:
     """Two dimensions become the last one."""
     size = len(call.shapes[0])
-    gone = [call.argument(name, k) % size for k, name in enumerate(("dim1", "dim2"))]
+    gone = [call.dim(k, name) for k, name in enumerate(("dim1", "dim2"))]
     for cut in call.cuts(d for d in range(size) if d not in gone):
         yield Option((cut,), Cut(cut.dim - sum(dim < cut.dim for dim in gone), cut.blocks))
     yield PARTS

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from piper.capture.graphs.division.calls import Call, Emitter, Option, shape, tensors
 from piper.capture.torch_private import OpOverload
 from piper.capture.trace.custom_functions import is_function
-from piper.ir.placement.placements import Cut, Invariant, Placement, Replicated, divides
+from piper.ir.placement.placements import Cut, Invariant, Partial, Placement, Replicated, divides
 
 Options = Callable[[Call], Iterator[Option]]
 Local = Callable[[Call, Option, Emitter, tuple, dict[str, Any]], fx.Node]
@@ -104,9 +105,16 @@ def localized(
 def _fits(call: Call, option: Option) -> bool:
     """Whether sizes divide evenly, and an argument that comes twice has one placement."""
     arguments = list(zip(call.operands, option.inputs, strict=True))
-    if len(set(arguments)) != len(set(call.operands)):
+    if len(set(arguments)) != len(set(call.operands)) or not _keeps_parts(call, option):
         return False
     return all(_divides(node, p, call.ways) for node, p in [*arguments, (call.node, option.output)])
+
+
+def _keeps_parts(call: Call, option: Option) -> bool:
+    """Whether parts of a sum stay as they are: as another type, each of them would be rounded."""
+    made = tensors(call.node)[0].dtype
+    parts = (n for n, p in zip(call.operands, option.inputs, strict=True) if p == Partial())
+    return all(torch.promote_types(tensors(node)[0].dtype, made) == made for node in parts)
 
 
 def _divides(node: fx.Node, placement: Placement, ways: int) -> bool:

@@ -43,7 +43,7 @@ def reshaped(call: Call) -> Iterator[Option]:
     if call.node.target is aten.view.dtype:
         return  # the same bytes as another type
     old, new = call.shapes[0], call.shape
-    for cut in call.cuts(d for d in range(len(old)) if old[d] > 1):
+    for cut in call.cuts(d for d in range(len(old)) if old[d] > 1 and 0 not in old):
         outer = prod(old[: cut.dim]) * cut.blocks
         for dim, size in enumerate(new):
             before = prod(new[:dim])
@@ -76,7 +76,7 @@ def permuted(call: Call) -> Iterator[Option]:
 @rule(aten.select)
 def selected(call: Call) -> Iterator[Option]:
     size = len(call.shapes[0])
-    gone = call.argument("dim") % size
+    gone = call.dim()
     for cut in call.cuts(d for d in range(size) if d != gone):
         yield Option((cut,), Cut(cut.dim - (cut.dim > gone), cut.blocks))
     yield Option((Partial(),), Partial())
@@ -86,7 +86,7 @@ def _sliced(
     call: Call, option: Option, emit: Emitter, args: tuple, kwargs: dict[str, Any]
 ) -> fx.Node:
     """Whole blocks begin at the same fraction of what each device holds."""
-    dim = call.argument("dim", 0) % len(call.shape)
+    dim = call.dim()
     cut = option.output
     if not isinstance(cut, Cut) or cut.dim != dim or call.shape == call.shapes[0]:
         return emit(call.node.target, *args, **kwargs)
@@ -98,7 +98,7 @@ def _sliced(
 def sliced(call: Call) -> Iterator[Option]:
     """By other dimensions, or whole blocks of this one."""
     old, new = call.shapes[0], call.shape
-    dim = call.argument("dim", 0) % len(old)
+    dim = call.dim()
     start = call.argument("start") or 0
     for cut in call.cuts(range(len(old))):
         if cut.dim != dim or old == new:
@@ -114,7 +114,7 @@ def sliced(call: Call) -> Iterator[Option]:
 def _split(
     call: Call, option: Option, emit: Emitter, args: tuple, kwargs: dict[str, Any]
 ) -> fx.Node:
-    dim = call.argument("dim", 0) % len(call.shapes[0])
+    dim = call.dim()
     cut = option.inputs[0]
     if not isinstance(cut, Cut) or cut.dim != dim or call.packet is aten.unbind:
         return emit(call.node.target, *args, **kwargs)
@@ -126,7 +126,7 @@ def _split(
 def split(call: Call) -> Iterator[Option]:
     """The placement of several results is that of the tensor that is split. See `item`."""
     given = call.shapes[0]
-    dim = call.argument("dim", 0) % len(given)
+    dim = call.dim()
     for cut in call.cuts(range(len(given))):
         if cut.dim != dim or (call.packet is not aten.unbind and _in_blocks(call, cut)):
             yield Option((cut,), cut)
@@ -166,7 +166,7 @@ def item(call: Call) -> Iterator[Option]:
     if packet(several) not in (aten.split, aten.chunk, aten.split_with_sizes, aten.unbind):
         return
     given = shape(several.all_input_nodes[0])
-    dim = made.argument("dim", 0) % len(given)
+    dim = made.dim()
     for cut in call.cuts(range(len(given))):
         if cut.dim != dim:
             gone = len(call.shape) < len(given) and cut.dim > dim
