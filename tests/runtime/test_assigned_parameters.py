@@ -133,3 +133,15 @@ def test_a_step_that_freezes_a_parameter_is_refused() -> None:
     make = partial(Assigning, update=freezes)
     with pytest.raises(PiperError, match="the step of Assigning sets requires_grad"):
         rehearse(Scaled(), mse_loss, ONE, data(), optimizer=make)
+
+
+def without_biases(named: Any) -> torch.optim.Optimizer:
+    for name, one in (named := list(named)):
+        one.requires_grad_("bias" not in name)
+    return torch.optim.SGD(named, lr=0.1)
+
+
+@pytest.mark.parametrize("name", every(2, STRATEGIES))
+def test_a_function_that_freezes_parameters_is_refused(name: str) -> None:
+    with pytest.raises(PiperError, match=r"it freezes .*bias \(requires_grad\)"):
+        rehearse(Scaled(), mse_loss, STRATEGIES[name], data(), optimizer=without_biases)

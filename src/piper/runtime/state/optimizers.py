@@ -54,6 +54,7 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
     refuse_unusual(optimizer)
     refuse_other_parameters(optimizer, named)
     refuse_hooks(optimizer, named)
+    refuse_frozen(named)
     refuse_joint(make, optimizer, named)
     own_tensors(optimizer)
     return optimizer
@@ -157,6 +158,16 @@ def refuse_hooks(optimizer: torch.optim.Optimizer, named: Named) -> None:
         raise refused(
             "it puts hooks on gradients, which Piper never calls",
             "change gradients in the optimizer's step instead",
+        )
+
+
+def refuse_frozen(named: Named) -> None:
+    """Gradients are computed for what the model trains."""
+    if frozen := [(name, one) for name, one in named if not one.requires_grad]:
+        raise refused(
+            f"it freezes {names_text(frozen)} (requires_grad), after it is known what is trained",
+            "freeze parameters of the model before you make the Trainer: "
+            "parameter.requires_grad_(False)",
         )
 
 
