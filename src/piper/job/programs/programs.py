@@ -47,6 +47,7 @@ from piper.runtime.gpu.graph_choice import (
 )
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.joined_runs import Joins, join_runs
+from piper.runtime.own_state_dict import state_dict_of
 from piper.runtime.processes.gathering import gather
 from piper.runtime.processes.world import refuse_wrong_world, world
 from piper.runtime.state.averages import start_late
@@ -241,7 +242,9 @@ def whole_state(programs: Programs) -> dict[str, torch.Tensor] | None:
     if everywhere is None:
         return None
     parts = assembled(part for parts in everywhere for part in parts)
-    return programs.state.whole(parts, programs.job.model.state_dict(), programs.aliases)
+    return state_dict_of(
+        programs.job.model, lambda like: programs.state.whole(parts, like, programs.aliases)
+    )
 
 
 def loss_scale(precision: Precision | None) -> DynamicLossScale | None:

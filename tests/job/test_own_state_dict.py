@@ -1,0 +1,123 @@
+"""`trainer.state_dict()` of models that rename, convert or add to what they save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import piper
+from piper import strategies
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+        self.b.weight = self.a.weight
+        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return self.b(self.a(x).tanh())
+
+
+class Renamed(Net):
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        return {f"m.{name}": one for name, one in super().state_dict(*args, **options).items()}
+
+
+class Converted(Net):
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        return {name: one.float() for name, one in super().state_dict(*args, **options).items()}
+
+
+class Fewer(Net):
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        found = super().state_dict(*args, **options)
+        return {name: one for name, one in found.items() if name.startswith("b")}
+
+
+class Merged(Net):
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        found = super().state_dict(*args, **options)
+        return {**found, "ab": self.a.weight.detach() @ self.b.weight.detach()}
+
+
+class Swapped(Net):
+    """Under names that the model has, too."""
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        found = super().state_dict(*args, **options)
+        return {**found, "a.bias": found["b.bias"], "b.bias": found["a.bias"]}
+
+
+class Extra(Net):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 2}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        assert state == {"version": 2}
+
+
+def with_hook(model: Net, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Net:
+    model._register_state_dict_hook(lambda module, found, prefix, local: change(found))
+    return model
+
+
+def stripped(found: dict[str, Any]) -> None:
+    for name in list(found):
+        found[name.removeprefix("a.")] = found.pop(name)
+
+
+MODELS: dict[str, Callable[[], Net]] = {
+    **{kind.__name__: kind for kind in (Net, Renamed, Converted, Fewer, Merged, Swapped, Extra)},
+    "hook strips": lambda: with_hook(Net(), stripped),
+    "hook clones": lambda: with_hook(Net(), lambda found: {n: t.clone() for n, t in found.items()}),
+    "hook scales": lambda: with_hook(Net(), lambda found: {n: 2 * t for n, t in found.items()}),
+    "hook transposes": lambda: with_hook(
+        Net(), lambda found: {n: t.t() for n, t in found.items() if t.dim()}
+    ),
+}
+BATCHES = [
+    tuple(torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2 * k + i))
+          for i in range(2))
+    for k in range(3)
+]  # fmt: skip
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_what_the_model_saves_after_plain_training(name: str) -> None:
+    plain = MODELS[name]()
+    optimizer = sgd(plain.parameters())
+    for x, y in BATCHES:
+        optimizer.zero_grad()
+        functional.mse_loss(plain(x), y).backward()
+        optimizer.step()
+
+    trainer = piper.Trainer(
+        MODELS[name](), functional.mse_loss, strategies.gpipe(pp=1, microbatches=1),
+        example=BATCHES[0], optimizer=sgd, device="cpu",
+    )  # fmt: skip
+    with closing(trainer):
+        for batch in BATCHES:
+            trainer.step(*batch)
+        found = trainer.state_dict()
+
+    wanted = plain.state_dict()
+    assert found is not None and found.keys() == wanted.keys()
+    for key, one in wanted.items():
+        if isinstance(one, torch.Tensor):
+            torch.testing.assert_close(found[key], one, rtol=1e-6, atol=1e-9)
+        else:
+            assert found[key] == one
