@@ -10,6 +10,7 @@ from piper.errors import InputError
 from piper.ir.model import Model
 from piper.job.optimizer_weights import refuse_changed_weights
 from piper.job.options import Options
+from piper.job.scheduler_trial import refuse_other_sources
 from piper.runtime.state.joint_optimizers import refuse_common
 from piper.runtime.state.lost_state import lost_state
 from piper.runtime.state.own_parameters import with_attributes
@@ -32,6 +33,7 @@ def refuse_optimizer(options: Options, model: torch.nn.Module, captured: Model) 
     parameters = {name: one for name, one in model.named_parameters() if name in known}
     found = [names for names in buckets if not parameters.keys().isdisjoint(names)]
     refuse_changed_weights(options, parameters)
+    refuse_other_sources(options, parameters, len(found) > 1)
     refuse_options_by_position(options.optimizer, options.lr_scheduler, parameters, found)
     make = with_attributes(options.optimizer, parameters)
     refuse_common(make, [named_like(parameters, names) for names in found])

@@ -17,7 +17,7 @@ from piper.runtime.state.own_parameters import with_attributes
 from piper.runtime.state.whole_options import STEPS, is_plain
 
 Named = list[tuple[str, torch.nn.Parameter]]
-SMALL = 2**16  # elements that are copied for a trial
+SMALL = 2**12  # elements that are copied for a trial
 
 
 def refuse_changed_weights(options: Options, parameters: Mapping[str, torch.nn.Parameter]) -> None:

@@ -1,0 +1,90 @@
+"""Schedulers that look at more than the number of steps.
+
+Every bucket of parameters has an optimizer and a scheduler, and gradients are gone when these step.
+So what a scheduler sets must not depend on gradients, and where there are several buckets, nor on
+the optimizer's state, nor on what other schedulers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from piper.errors import StrategyError
+from piper.job.options import Options
+from piper.runtime.state.lost_state import Kind, made
+from piper.runtime.state.optimizers import forward
+from piper.runtime.state.own_parameters import with_attributes
+from piper.runtime.state.whole_options import Options as Group
+from piper.runtime.state.whole_options import options_of, same
+
+STEPS = 6
+Rates = list[list[Group]]  # after each step, of each group
+
+
+def refuse_other_sources(
+    options: Options, parameters: dict[str, torch.nn.Parameter], several: bool
+) -> None:
+    """Try it on small parameters. If that fails, assume that it is fine."""
+    if options.lr_scheduler is None:
+        return
+    kinds = [*{one.dim(): (name, one.dim()) for name, one in parameters.items()}.values()]
+    trial = Trial(options, parameters, kinds)
+    try:
+        alone = trial.rates([1.0])
+        if not alike(alone, trial.rates([1.0], gone=True)):
+            raise refused("on gradients, which are gone by then")
+        if several and not alike(alone, trial.rates([100.0])):
+            raise refused("on its optimizer's state")
+        if several and not alike(alone, trial.rates([1.0, 100.0])):
+            raise refused("on how often it is called for others")
+    except StrategyError:
+        raise
+    except Exception:  # whatever a user's scheduler raises: the calls that count do as well
+        return
+
+
+class Trial:
+    def __init__(
+        self, options: Options, parameters: dict[str, torch.nn.Parameter], kinds: Sequence[Kind]
+    ) -> None:
+        self.make = with_attributes(options.optimizer, parameters)
+        self.schedule, self.kinds = options.lr_scheduler, kinds
+
+    def rates(self, scales: Sequence[float], gone: bool = False) -> Rates:
+        """What the first of some optimizers has, whose gradients are so large.
+
+        `gone`: schedulers step when there are no gradients any more.
+        """
+        assert self.schedule is not None
+        both = [made(self.make, self.kinds) for _ in scales]
+        schedulers = [self.schedule(optimizer) for optimizer, _ in both]
+        found = []
+        for step in range(STEPS):
+            for scale, (optimizer, parameters) in zip(scales, both, strict=True):
+                draw = torch.Generator().manual_seed(step)
+                for one in parameters:
+                    one.grad = scale * torch.randn(one.shape, generator=draw)
+                optimizer.step()
+                if gone:
+                    optimizer.zero_grad()
+            for scheduler in schedulers:
+                forward(scheduler, 1)
+            found.append([options_of(group) for group in both[0][0].param_groups])
+        return found
+
+
+def alike(one: Rates, other: Rates) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(same(a, b) for groups in pairs for a, b in zip(*groups, strict=True))
+
+
+def refused(source: str) -> StrategyError:
+    return StrategyError.of(
+        "lr_scheduler",
+        f"what it sets depends {source}: it is made once for each bucket of parameters, and steps "
+        "after all updates",
+        "compute it from the number of steps alone: partial(LambdaLR, lr_lambda=lambda step: ...); "
+        "or do it in the optimizer's step",
+    )
