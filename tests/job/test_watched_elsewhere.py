@@ -12,7 +12,6 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,13 +21,12 @@ import torch
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from watched import Undo, assert_watched, undone
 
 from piper import Trainer
 from piper.capture import capture
 from piper.capture.python_state.watch import Watch
 from piper.errors import CaptureError
-
-Undo = Callable[[], Any]
 
 
 class Meta(type):
@@ -206,26 +204,11 @@ def made(factor: Callable[[Any], float]) -> Any:
     return net
 
 
-@contextmanager
-def changed(name: str, net: Any) -> Iterator[None]:
-    undo = KINDS[name][1](net)
-    try:
-        yield
-    finally:
-        undo()
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_read_is_watched(name: str) -> None:
-    net = made(KINDS[name][0])
-    seen = Watch(net, mse_loss)
-    first = KINDS[name][0](net)
-    assert seen.now() == 0
-
-    with changed(name, net):
-        assert KINDS[name][0](net) != first
-        assert seen.now() != 0
-    assert seen.now() == 0
+    read, change = KINDS[name]
+    net = made(read)
+    assert_watched(net, read, partial(change, net))
 
 
 def test_each_gradient_has_its_own_state() -> None:
@@ -244,7 +227,7 @@ def test_what_nobody_reads_is_not() -> None:
     seen = Watch(net, mse_loss)
 
     for name in KINDS.keys() - {"getter as an attribute", "getter in a list"}:  # net holds these
-        with changed(name, net):
+        with undone(KINDS[name][1](net)):
             assert seen.now() == 0, name
 
 

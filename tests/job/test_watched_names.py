@@ -6,8 +6,7 @@ import builtins
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -16,12 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.functional import dropout, mse_loss
+from watched import Undo, assert_watched, set_to, undone
 
 from piper.capture import capture
 from piper.capture.python_state.watch import Watch
-
-Undo = Callable[[], Any]
-ABSENT = object()
 
 
 class Color(Enum):
@@ -38,12 +35,6 @@ GENERATOR = torch.Generator().manual_seed(3)
 WHOLE, FACTOR, TEACHER = [Whole(1)], 1.0, nn.Dropout(0.5)
 SETTINGS = types.ModuleType("settings_of_a_test")
 SETTINGS.inner = types.SimpleNamespace(factor=1.0)  # type: ignore[attr-defined]
-
-
-def set_to(owner: Any, name: str, value: Any) -> Undo:
-    before = vars(owner).get(name, ABSENT)
-    setattr(owner, name, value)
-    return lambda: delattr(owner, name) if before is ABSENT else setattr(owner, name, before)
 
 
 def scheduled() -> Undo:
@@ -128,33 +119,17 @@ class Net(nn.Module):
         return self.a(x) * self.how(self)
 
 
-@contextmanager
-def changed(name: str) -> Iterator[None]:
-    undo = KINDS[name][1]()
-    try:
-        yield
-    finally:
-        undo()
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_read_is_watched(name: str) -> None:
-    net = Net(KINDS[name][0])
-    seen = Watch(net, mse_loss)
-    first = KINDS[name][0](net)
-    assert seen.now() == 0
-
-    with changed(name):
-        assert KINDS[name][0](net) != first
-        assert seen.now() != 0
-    assert seen.now() == 0
+    read, change = KINDS[name]
+    assert_watched(Net(read), read, change)
 
 
 def test_what_nobody_reads_is_not() -> None:
     seen = Watch(Net(lambda net: 1.0), mse_loss)
 
     for name in KINDS:
-        with changed(name):
+        with undone(KINDS[name][1]()):
             assert seen.now() == 0, name
 
 

@@ -7,7 +7,6 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from contextvars import ContextVar
 from enum import Enum
 from fractions import Fraction
 from hashlib import sha256
@@ -65,8 +64,6 @@ def token(value: Any) -> Token:
         return ("module", value.__name__)
     if isinstance(value, Logger):
         return (kind.__name__, value.name, value.getEffectiveLevel(), value.disabled)
-    if isinstance(value, ContextVar):
-        return (kind.__name__, value.name, *token(value.get(None)))
     if callable(getattr(value, "locked", None)):
         return (kind.__name__, value.locked())
     found = _of_optimizer(value) or _of_numpy(value) or _of_python(value) or _of_torch(value)

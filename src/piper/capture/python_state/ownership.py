@@ -2,7 +2,7 @@
 
 import sys
 from functools import cache
-from types import CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from piper.capture.source_lines import is_users
 # Of Python's own classes, those that hold what a program puts into them.
 _HOLDERS = {"argparse", "collections", "dataclasses", "functools", "multiprocessing", "queue",
             "threading", "types", "weakref", "_thread", "_weakrefset"}  # fmt: skip
+
+_DEEPEST = 4  # decorators, one around the other
 
 
 def is_own_function(value: Any) -> bool:
@@ -26,6 +28,29 @@ def is_executed(function: FunctionType) -> bool:
     scope = function.__globals__
     file = scope.get("__file__") or "<user>"
     return function.__code__.co_filename == "<string>" and is_own_file(file)
+
+
+def is_followed(function: FunctionType) -> bool:
+    """Whether it is the user's own, or a library's around one: `@torch.no_grad()` makes these."""
+    return is_own_function(function) or _wraps_own(function, _DEEPEST)
+
+
+def _wraps_own(function: FunctionType, depth: int) -> bool:
+    cells = (get_cell(cell) for cell in function.__closure__ or ())
+    inner = [
+        one for one in (*cells, vars(function).get("__wrapped__")) if type(one) is FunctionType
+    ]
+    return any(is_own_function(one) for one in inner) or (
+        depth > 0 and any(_wraps_own(one, depth - 1) for one in inner)
+    )
+
+
+def get_cell(cell: CellType) -> Any:
+    """What a variable of a closure holds. None: nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 @cache

@@ -1,7 +1,8 @@
 """Where values are kept: attributes, items, variables of closures, globals, class attributes."""
 
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from piper.capture.observers import is_observer
 from piper.capture.python_state.leaves import SIMPLE, Token, is_flat, is_generator, of_flat, token
 from piper.capture.python_state.ownership import (
+    is_followed,
     is_own_class,
     is_own_function,
     is_read_by_name,
@@ -22,6 +24,7 @@ from piper.capture.python_state.ownership import (
 )
 from piper.capture.torch_private import is_real, own_buffers, own_modules, own_parameters
 
+FACTORY = "default_factory()"  # of a defaultdict, beside its keys
 MOST = 2_000_000  # places that are looked at: an endless structure must not stop a capture
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks"}  # torch calls them
 _OF_TORCH = frozenset(vars(nn.Module())) - {"training", *_HOOKS}
@@ -131,14 +134,14 @@ def is_leaf(value: Any) -> bool:
 
 
 _HOLDING = (nn.Module, dict, list, tuple, deque, CellType, MethodType, partial, staticmethod,
-            classmethod, property, MappingProxyType, Weak)  # fmt: skip
+            classmethod, property, MappingProxyType, Weak, ContextVar)  # fmt: skip
 
 
 def _has_fields(value: Any) -> bool:
     if isinstance(value, type):
         return is_own_class(value) or is_users_function(value)
     if isinstance(value, FunctionType):
-        return is_own_function(value)
+        return is_followed(value)
     return is_walked(type(value)) and (hasattr(value, "__dict__") or hasattr(value, "__slots__"))
 
 
@@ -149,7 +152,7 @@ def children(value: Any) -> list[tuple[Any, Any]]:
             own = [(key, one) for key, one in vars(value).items() if not _is_internal(key)]
             return [*own, *own_modules(value).items(), *_registered(value)]
         case dict():
-            return items_of(value) + (_fields(value) if type(value) is not dict else [])
+            return items_of(value) + _beside(value)
         case list() | tuple() | deque():
             items = list(enumerate(_base(value).__iter__(value)))
             return items + (_fields(value) if type(value) is not _base(value) else [])
@@ -169,10 +172,25 @@ def children(value: Any) -> list[tuple[Any, Any]]:
             return list(value.items())
         case Weak():
             return [("()", value())]
+        case ContextVar():
+            return _of_variable(value)
         case type():
             own = [(key, one) for key, one in vars(value).items() if key not in _OF_CLASSES]
             return [*own, *_of_metaclass(type(value))]
     return _fields(value)
+
+
+def _of_variable(variable: ContextVar[Any]) -> list[tuple[Any, Any]]:
+    try:
+        return [("get()", variable.get())]
+    except LookupError:  # empty
+        return []
+
+
+def _beside(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """What a dict of another class has besides its items."""
+    made = [(FACTORY, value.default_factory)] if isinstance(value, defaultdict) else []
+    return made + (_fields(value) if type(value) is not dict else [])
 
 
 def _registered(module: nn.Module) -> list[tuple[str, Any]]:
@@ -209,6 +227,9 @@ def _of_cell(cell: CellType) -> list[tuple[Any, Any]]:
 def _of_function(function: FunctionType) -> list[tuple[Any, Any]]:
     code = function.__code__
     cells = list(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    if not is_own_function(function):  # functools.singledispatch keeps a cache, too
+        kept = [item for item in vars(function).items() if isinstance(item[1], _OF_DECORATORS)]
+        return [*cells, *kept]
     defaults = function.__defaults__ or ()
     positional = code.co_varnames[: code.co_argcount][-len(defaults) :] if defaults else ()
     held = [*zip(positional, defaults, strict=True), *(function.__kwdefaults__ or {}).items()]
@@ -225,7 +246,8 @@ def _fields(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-_WRAPPERS = (CellType, MethodType, partial, staticmethod, classmethod, property, Weak)
+_OF_DECORATORS = (FunctionType, MappingProxyType)  # around functions: what they call
+_WRAPPERS = (CellType, MethodType, partial, staticmethod, classmethod, property, Weak, ContextVar)
 
 
 def below(place: Place, key: Any, value: Any) -> Place:
@@ -238,7 +260,8 @@ def below(place: Place, key: Any, value: Any) -> Place:
     if isinstance(holder, _WRAPPERS):
         return Place(holder, key, place.path, place.names, value)
     if isinstance(holder, FunctionType):
-        return Place(holder, key, f"{key} in {holder.__qualname__}", (key,), value)
+        names = (key,) if is_own_function(holder) else place.names
+        return Place(holder, key, f"{key} in {holder.__qualname__}", names, value)
     if isinstance(holder, type):
         return Place(holder, key, f"{holder.__name__}.{key}", (key,), value)
     if isinstance(holder, nn.Module):
@@ -275,6 +298,8 @@ def put(container: Any, key: Any, value: Any) -> None:
             _put_item(own_parameters(container), key, value)
         case nn.Module():
             _put_item(vars(container), key, value)
+        case defaultdict() if key == FACTORY:
+            container.default_factory = value
         case dict() if key in container or key not in getattr(container, "__dict__", {}):
             _put_item(container, key, value)
         case list() | deque() if isinstance(key, int):
@@ -283,7 +308,7 @@ def put(container: Any, key: Any, value: Any) -> None:
             return
         case tuple() | MethodType() | partial() | staticmethod() | classmethod() | property():
             return
-        case MappingProxyType() | Weak():
+        case MappingProxyType() | Weak() | ContextVar():
             return
         case _ if value is ABSENT:
             delattr(container, key)

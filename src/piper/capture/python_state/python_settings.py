@@ -1,6 +1,7 @@
 """Settings of Python and NumPy that code asks for by a function."""
 
 import decimal
+import gc
 import locale
 import logging
 import os
@@ -53,5 +54,8 @@ _ASKED: tuple[tuple[Set[str], str, Ask], ...] = (
     ({"getcwd", "cwd"}, "os.getcwd()", os.getcwd),
     ({"getrecursionlimit"}, "sys.getrecursionlimit()", sys.getrecursionlimit),
     ({"getlocale", "localeconv"}, "locale.getlocale()", locale.getlocale),
+    ({"isenabled"}, "gc.isenabled()", gc.isenabled),
+    ({"get_threshold"}, "gc.get_threshold()", gc.get_threshold),
+    ({"getswitchinterval"}, "sys.getswitchinterval()", sys.getswitchinterval),
     ({"current_thread"}, "the name of the thread", lambda: threading.current_thread().name),
 )

@@ -153,7 +153,7 @@ class _Search:
             named = {*code.co_names, *code.co_freevars, *names_in_texts(code)}
             new = {*named, *arguments} - self.reach.names
             self.reach.names |= new
-            self.reach.texts |= set(texts_in(code))
+            self.reach.texts |= set(texts_in(code, 2))  # parts of names
             for name in new:
                 for method in self.methods.get(name, ()):
                     self.enqueue(method)
@@ -163,11 +163,11 @@ class _Search:
                 self.add(root)
 
 
-def texts_in(code: CodeType) -> list[str]:
+def texts_in(code: CodeType, shortest: int = 1) -> list[str]:
     """Texts by which code may read attributes and globals."""
     if _READ_BY_TEXT.isdisjoint(code.co_names):
         return []
-    return [one for one in code.co_consts if isinstance(one, str) and len(one) > 1]
+    return [one for one in code.co_consts if isinstance(one, str) and len(one) >= shortest]
 
 
 def names_in_texts(code: CodeType) -> Iterator[str]:
@@ -249,7 +249,7 @@ def _of_module(module: ModuleType, path: str, names: list[str], seen: set[int]) 
     scope = vars(module)
     if is_own_module(module) and id(scope) not in seen:
         seen.add(id(scope))
-        for inner in names:
+        for inner in (*names, "__getattr__"):
             if inner in scope:
                 yield from _named(scope, inner, f"{path}.{inner}", names, seen)
             elif "hasattr" in names or "getattr" in names:

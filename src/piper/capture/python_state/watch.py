@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -166,11 +166,15 @@ def held_by(place: Place, reach: Reach) -> Held | None:
         case list() | deque():
             return _held(partial(len, holder), holder.__iter__)
         case FunctionType():
-            return _held(lambda: 0, partial(_of_function, holder))
+            return _held(lambda: len(_of_function(holder)), partial(_of_function, holder))
         case CellType():
             return _held(lambda: 1, lambda: (get(holder, "cell_contents"),))
         case OrderedDict():
             return _held(partial(len, holder), partial(OrderedDict.values, holder))
+        case defaultdict():
+            return _held(
+                partial(len, holder), lambda: (*dict.values(holder), holder.default_factory)
+            )
         case dict():
             return _held(partial(len, holder), partial(dict.values, holder))
         case nn.Module():
@@ -187,7 +191,7 @@ def held_by(place: Place, reach: Reach) -> Held | None:
             return _held(fields.size, lambda: (type(holder), *fields.values()))
         case tuple() | MethodType() | partial():
             return None
-    return _held(lambda: 0, lambda: [value for _, value in children(holder)])
+    return _held(lambda: len(children(holder)), lambda: [value for _, value in children(holder)])
 
 
 def _held(size: Callable[[], int], values: Callable[[], Iterable[Any]]) -> Held:
