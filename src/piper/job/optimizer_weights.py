@@ -12,7 +12,7 @@ import torch
 
 from piper.errors import StrategyError
 from piper.job.options import Options
-from piper.runtime.state.optimizers import forward
+from piper.runtime.state.optimizers import forward, own_tensors
 from piper.runtime.state.own_parameters import with_attributes
 from piper.runtime.state.whole_options import STEPS, is_plain
 
@@ -56,7 +56,11 @@ def made(
 ) -> torch.optim.Optimizer | None:
     try:
         with torch.enable_grad():
-            return with_attributes(options.optimizer, parameters)(list(named))
+            optimizer: torch.optim.Optimizer = with_attributes(options.optimizer, parameters)(
+                list(named)
+            )
+        own_tensors(optimizer)
+        return optimizer
     except Exception:  # whatever it is, it happens in the calls that count as well
         return None
 

@@ -10,16 +10,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    OneCycleLR,
+    PolynomialLR,
+    StepLR,
+)
 
 from piper.errors import StrategyError
 from piper.job.options import Options
 from piper.runtime.state.lost_state import Kind, made
-from piper.runtime.state.optimizers import forward
+from piper.runtime.state.optimizers import forward, own_tensors
 from piper.runtime.state.own_parameters import with_attributes
 from piper.runtime.state.whole_options import Options as Group
 from piper.runtime.state.whole_options import options_of, same
 
 STEPS = 6
+COUNTING = (  # torch's own, without functions of the user
+    ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, ExponentialLR, LinearLR,
+    MultiStepLR, OneCycleLR, PolynomialLR, StepLR,
+)  # fmt: skip
 Rates = list[list[Group]]  # after each step, of each group
 
 
@@ -32,6 +48,8 @@ def refuse_other_sources(
     kinds = [*{one.dim(): (name, one.dim()) for name, one in parameters.items()}.values()]
     trial = Trial(options, parameters, kinds)
     try:
+        if trial.only_counts():
+            return
         alone = trial.rates([1.0])
         if not alike(alone, trial.rates([1.0], gone=True)):
             raise refused("on gradients, which are gone by then")
@@ -52,24 +70,30 @@ class Trial:
         self.make = with_attributes(options.optimizer, parameters)
         self.schedule, self.kinds = options.lr_scheduler, kinds
 
+    def only_counts(self) -> bool:
+        return type(self.made()[2]) in COUNTING
+
+    def made(self) -> tuple[torch.optim.Optimizer, list[torch.nn.Parameter], LRScheduler]:
+        assert self.schedule is not None
+        optimizer, parameters = made(self.make, self.kinds)
+        own_tensors(optimizer)
+        return optimizer, parameters, self.schedule(optimizer)
+
     def rates(self, scales: Sequence[float], gone: bool = False) -> Rates:
         """What the first of some optimizers has, whose gradients are so large.
 
         `gone`: schedulers step when there are no gradients any more.
         """
-        assert self.schedule is not None
-        both = [made(self.make, self.kinds) for _ in scales]
-        schedulers = [self.schedule(optimizer) for optimizer, _ in both]
-        found = []
+        both, found = [self.made() for _ in scales], []
         for step in range(STEPS):
-            for scale, (optimizer, parameters) in zip(scales, both, strict=True):
+            for scale, (optimizer, parameters, _) in zip(scales, both, strict=True):
                 draw = torch.Generator().manual_seed(step)
                 for one in parameters:
                     one.grad = scale * torch.randn(one.shape, generator=draw)
                 optimizer.step()
                 if gone:
                     optimizer.zero_grad()
-            for scheduler in schedulers:
+            for *_, scheduler in both:
                 forward(scheduler, 1)
             found.append([options_of(group) for group in both[0][0].param_groups])
         return found
