@@ -27,6 +27,7 @@ from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Loss, Traced, trace
 from piper.capture.trace.gpu_kernels import with_gpu_kernels
 from piper.capture.trace.randomness import make_reproducible
+from piper.capture.type_refusals import types_explained
 from piper.garbage import collector_off
 from piper.ir.model import Model, Region
 from piper.ir.naming import RANDOM, RANK, batch_input
@@ -117,17 +118,17 @@ def capture(
 
     The loss is `loss_fn(model(*example[:-1]), example[-1])`, or `model(*example)` without
     loss_fn. Only shapes and dtypes matter. Weights may be on meta. Python numbers are constants.
-
     With `divide`, regions are divided over devices: those of the model that is captured without it.
     Under a `precision`, parameters have its types, and the caller has converted the example.
     `trained`: for evaluation, without backwards. It names the parameters that training updates,
     which keep to their buckets. `whole` tensors are not cut.
     """
     _require(device)
-    with torch.set_grad_enabled(trained is None):  # a forward may ask for it
-        traced = trace(model, loss_fn, example, device, precision, whole)
-    form, meeting = model_form(traced, own=loss_fn is None), meeting_rows(traced)
-    traced = _cleaned(traced, divide)
+    with types_explained(model, precision):
+        with torch.set_grad_enabled(trained is None):  # a forward may ask for it
+            traced = trace(model, loss_fn, example, device, precision, whole)
+        form, meeting = model_form(traced, own=loss_fn is None), meeting_rows(traced)
+        traced = _cleaned(traced, divide)
     lowered = lower(traced, chunks := cut(traced), forward_only=trained is not None)
     ids, runs = region_ids(tags := number_tags([chunk.path for chunk in chunks]))
     _refuse_shared_updates(traced, chunks, ids)

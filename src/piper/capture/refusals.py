@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from piper.capture.fx_nodes import line
@@ -191,15 +190,6 @@ def value_wanted_in_region(where: str) -> CaptureError:
 def sparse_gradient(name: str) -> CaptureError:
     return refusal(
         "model", f"the gradient of {name} is sparse", "create the embedding with sparse=False"
-    )
-
-
-def mixed_types(where: str, found: list[torch.dtype]) -> CaptureError:
-    names = " and ".join(map(name_of, found))
-    return refusal(
-        where,
-        f"a product of {names}: torch multiplies tensors of one type",
-        "give batches in the type of the model, as in x.to(torch.float32), or convert the model",
     )
 
 

@@ -18,6 +18,7 @@ from piper.capture.kernels.linear_algebra import WITHOUT_CHECK
 from piper.capture.marks.runs import path_of
 from piper.capture.torch_private import ENTER_AUTOCAST, MODE_SWITCHES, constant_of, is_view
 from piper.capture.trace.forward import Traced
+from piper.capture.type_refusals import mixed_types, norm_types
 
 aten = torch.ops.aten
 
@@ -46,6 +47,12 @@ _PRODUCTS = frozenset({
     aten.linear.default, aten.matmul.default, aten.mm.default, aten.bmm.default,
     aten.addmm.default, aten.baddbmm.default, aten.conv1d.default, aten.conv2d.default,
     aten.conv3d.default, aten.convolution.default,
+})  # fmt: skip
+
+
+_BATCH_NORMS = frozenset({
+    aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit_no_training.default, aten.batch_norm.default,
 })  # fmt: skip
 
 
@@ -85,11 +92,22 @@ def _refuse_mixed_types(graph: fx.Graph) -> None:
     if any(node.target is ENTER_AUTOCAST for node in graph.nodes):
         return
     for node in graph.nodes:
+        if node.target in _BATCH_NORMS:
+            _refuse_mixed_norm(node)
         if node.target in _PRODUCTS:
             values = [value(one) for one in node.all_input_nodes]
             found = dict.fromkeys(one.dtype for one in values if isinstance(one, Tensor))
             if len(found) > 1:
-                raise refusals.mixed_types(line(node), list(found))
+                raise mixed_types(line(node), list(found))
+
+
+def _refuse_mixed_norm(node: fx.Node) -> None:
+    """A trace accepts it, and a CPU does not."""
+    given = arguments(node)
+    tensors = [given[name] for name in ("weight", "running_mean")]
+    found = [value(one) for one in tensors if isinstance(one, fx.Node)]
+    if len({one.dtype for one in found}) > 1 and found[0].device.type == "cpu":
+        raise norm_types(line(node), found[0].dtype)
 
 
 def _must_stay(node: fx.Node) -> bool:

@@ -1,0 +1,80 @@
+"""Tensors of different types that meet, and why they do under a precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from piper.capture.precision import TYPES, Precision
+from piper.capture.source_lines import line_of
+from piper.capture.trace.arguments.inputs import name_of
+from piper.errors import CaptureError
+
+SHOWN = 3  # buffers
+ABOUT_TYPES = ("dtype", "scalar type", "should be the same")  # in errors of torch
+
+
+class MixedTypes(CaptureError):
+    """A product of tensors of different types."""
+
+
+def mixed_types(where: str, found: list[torch.dtype]) -> MixedTypes:
+    return MixedTypes.of(
+        where,
+        f"a product of {' and '.join(map(name_of, found))}: torch multiplies tensors of one type",
+        "give batches in the type of the model, as in x.to(torch.float32), or convert the model",
+    )
+
+
+def norm_types(where: str, dtype: torch.dtype) -> CaptureError:
+    name = name_of(dtype)
+    return CaptureError.of(
+        where,
+        f"a batch norm has weights in {name} and statistics in another type, which torch does not "
+        "run on a CPU",
+        f'keep its types: precision=piper.Precision(compute="{name}", keep=[torch.nn.BatchNorm2d])',
+    )
+
+
+@contextmanager
+def types_explained(model: nn.Module, precision: Precision | None) -> Iterator[None]:
+    """Under a precision, neither the batch nor the model is to be converted by the user."""
+    try:
+        yield
+    except MixedTypes as error:
+        if precision is None:
+            raise
+        raise kept_type(error.where, model, precision) from None
+    except RuntimeError as error:
+        if precision is None or not any(text in str(error) for text in ABOUT_TYPES):
+            raise
+        raise kept_type(line_of(error.__traceback__), model, precision) from error
+
+
+def kept_type(where: str, model: nn.Module, precision: Precision) -> CaptureError:
+    names = wide_buffers(model, TYPES[precision.compute])
+    more = ["..."] * (len(names) > SHOWN)
+    shown = f" ({', '.join([*names[:SHOWN], *more])})" if names else ""
+    what = (
+        f"{precision.compute} meets another type here: under this precision, parameters and "
+        f"batches are {precision.compute}, but buffers{shown} and tensors that the forward makes "
+        "keep their type, and so does what they are added to"
+    )
+    last = names[0].split(".")[-1] if names else "table"
+    return CaptureError.of(
+        where, what, f"convert them where they are used: self.{last}.to(x.dtype)"
+    )
+
+
+def wide_buffers(model: nn.Module, dtype: torch.dtype) -> list[str]:
+    """Floating-point buffers of another type, but for those that torch's own modules have."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if not type(module).__module__.startswith("torch.")
+        for name, one in module.named_buffers(recurse=False)
+        if one.is_floating_point() and one.dim() and one.dtype != dtype
+    ]
