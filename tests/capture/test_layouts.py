@@ -66,7 +66,7 @@ def data() -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("schedule", every(2, ["zb-h1", "1f1b"]))
-@pytest.mark.parametrize(("before", "after"), LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize(("before", "after"), every(2, LAYERS.values(), LAYERS))
 def test_regions_train_as_the_whole_model_does(before: Layer, after: Layer, schedule: str) -> None:
     assert_trains(partial(Two, before, after), functional.mse_loss, schedule)
 

@@ -39,7 +39,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.layers = nn.Linear(8, 8), nn.ModuleList(Scan() for _ in range(3))
+        self.first, self.layers = nn.Linear(8, 8), nn.ModuleList(Scan() for _ in range(2))
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,5 +64,5 @@ def test_a_divided_scan_is_equal(how: dict[str, Any], monkeypatch: pytest.Monkey
         assert_trains_divided(Model(), how)
 
     (space,) = spaces
-    assert [len(group) for group in space.groups] == [3, 3]  # decays and inputs of all layers
-    assert len(space.joined) == 3 * 7  # all states but the first of each layer
+    assert [len(group) for group in space.groups] == [2, 2]  # decays and inputs of all layers
+    assert len(space.joined) == 2 * 7  # all states but the first of each layer

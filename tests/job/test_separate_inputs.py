@@ -85,7 +85,7 @@ def of_both(loss: Loss) -> Callable[[tuple[Tensor, Tensor], Tensor], Tensor]:
     return lambda found, labels: loss(*found)
 
 
-@pytest.mark.parametrize(("loss", "own", "many"), every(6, FORMS.values(), FORMS))
+@pytest.mark.parametrize(("loss", "own", "many"), every(11, FORMS.values(), FORMS))
 def test_a_gan_trains_as_in_plain_pytorch(loss: Loss, own: bool, many: int) -> None:
     model, batches = Gan(loss), arguments(own, many)
     losses = plain_losses(SGD(model.parameters()), batches, lambda *batch: model(*batch[:2]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from draws import drawn, draws
+from draws import drawn, draws, every
 from hypothesis import given, settings
 from plan.devices import LATE, executed
 from plan.exactness import must_be_right
@@ -34,10 +34,11 @@ def test_any_total_order_that_the_dataflow_allows_is_accepted(seed: int) -> None
     must_be_right(random_experts(random, 2, 3, random.choice([2, 4]), all_ordered=True))
 
 
-@pytest.mark.parametrize(
-    ("dp", "ways", "zero", "ahead"), [(2, 2, 2, True), (4, 2, 3, True), (2, 2, 1, "pairs")]
-)
-@pytest.mark.parametrize("name", BUILDERS)
+WAYS = [(2, 2, 2, True), (4, 2, 3, True), (2, 2, 1, "pairs")]
+EVERY = [(name, *way) for name in BUILDERS for way in WAYS]
+
+
+@pytest.mark.parametrize(("name", "dp", "ways", "zero", "ahead"), every(2, EVERY))
 def test_every_schedule_takes_experts(
     name: str, dp: int, ways: int, zero: int, ahead: Ahead
 ) -> None:

@@ -49,6 +49,7 @@ def test_the_compiler_knows_the_memory_of_every_schedule(schedule: str) -> None:
         assert abs(computed.total / seen - 1) < 0.05, (seen, str(computed))
 
 
+@pytest.mark.soak
 def test_memory_grows_with_the_batch_by_what_is_alive() -> None:
     """Two microbatches are in flight on the first of two stages."""
     text = one_f_one_b(pp=2, microbatches=4, dp=2, zero=3, reduce="once").to_json()

@@ -76,7 +76,7 @@ def close(found: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
 # Sums in another order differ by the last digits of `compute` in activations: 1e-7 in float32.
 
 
-@pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, LEVELS, nth=2))
+@pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, LEVELS, nth=4))
 def test_every_schedule_with_every_level(schedule: str, zero: int) -> None:
     """Frozen and tied parameters, sizes that divide by nothing, and clipping at two levels."""
     strategy = legal(schedule, 2, dp=1 if schedule == "dualpipe" else 2, zero=zero)

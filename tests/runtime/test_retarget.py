@@ -111,7 +111,7 @@ FEW = {
 }
 
 
-@pytest.mark.parametrize(("case", "names"), every(2, FEW.items(), FEW))
+@pytest.mark.parametrize(("case", "names"), every(3, FEW.items(), FEW))
 def test_losses_are_the_same_and_only_what_is_missing_moves(case: str, names: list[str]) -> None:
     goes_on(case, names)
 

@@ -1,7 +1,7 @@
 """Experts divided over devices train as one process that has all of them."""
 
 import pytest
-from draws import every
+from draws import drawn, draws, every
 from pool import run_on
 from replicas import assert_same, plain, train_all
 from runtime.test_replicate import LEVELS, legal, stages_of
@@ -48,12 +48,14 @@ def sharded(groups: object, zero: int, of_experts: int | None = None) -> Strateg
     return Strategy([place, *dense, *more, Shard(where(EP="*"), groups), Split("MB", 2)])
 
 
+@drawn
 def test_groups_of_experts_with_every_level_on_them() -> None:
     """EP=2 of DP=4: the devices with the same experts share their state, or keep it whole."""
     strategies = [sharded([[0, 1], [2, 3]], 3 - zero, zero) for zero in LEVELS]
     strategies += [sharded([[0, 2], [3, 1]], zero, 2) for zero in LEVELS]
 
-    agree(4, strategies, 4, [*ROUTINGS, *ROUTINGS])
+    some = slice(None, None, draws(3, 1))
+    agree(4, strategies[some], 4, [*ROUTINGS, *ROUTINGS][some])
 
 
 def test_one_expert_on_each_device() -> None:
