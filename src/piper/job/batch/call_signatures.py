@@ -43,6 +43,9 @@ def fix(
     """What to write, by what the model would take."""
     if entries(given, named):
         return "name entries as the model does, or give them by position"
+    if len(given) == 1 and isinstance(given[0], tuple | list) and fits(shape, tuple(given[0]), {}):
+        last = "" if loss_fn is None else ", y"
+        return f"the inputs are in a {type(given[0]).__name__} of their own: write (*inputs{last})"
     if loss_fn is None:
         listed = len(given) > 1 and fits(shape, (given,), {})
         return f"{LIST}: {'put a list into another one, ([a, b],)' if listed else TAKEN}"
