@@ -75,8 +75,10 @@ class DescribedRegions:
         types = layout.gradients if any(layout.gradients) else ()
         text = repr((lowered.key, layout, *types))
         code = hashlib.sha256(text.encode()).hexdigest()[:12]
-        if code not in self.graphs:
-            graphs = phase_graphs(lowered.joint, lowered.cut, layout, lowered.updates)
+        if code not in self.costs:  # there may be a graph from a capture with other sizes
+            graphs = self.graphs.get(code) or phase_graphs(
+                lowered.joint, lowered.cut, layout, lowered.updates
+            )
             known = known_cost(lowered.joint.entry, code, partial(count, graphs))
             self.graphs[code], self.costs[code] = graphs, known
         return code
