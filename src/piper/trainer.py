@@ -44,11 +44,12 @@ from piper.runtime.batch import StepInputs
 from piper.runtime.checkpoint.checkpoints import Checkpoints
 from piper.runtime.checkpoint.description import described
 from piper.runtime.checkpoint.folder import Keep
-from piper.runtime.checkpoint.model_names import Names, model_tensors
+from piper.runtime.checkpoint.model_names import Names
 from piper.runtime.checkpoint.save import Run
 from piper.runtime.checkpoint.weights import Rename
 from piper.runtime.execute import Program
 from piper.runtime.metrics import Metrics
+from piper.runtime.own_state_dict import exported_tensors, loaded_tensors
 from piper.runtime.processes.world import join, processes, world
 from piper.runtime.state import replica_digests
 from piper.runtime.state.averages import advance
@@ -235,7 +236,7 @@ class Trainer(OtherAttributes):
     def gather(self, mine: Any) -> list[Any] | None:
         """What every replica has, such as labels, in the order of `predict`'s rows, on device 0.
 
-        Every process calls it. The others get None. Tensors are on the CPU, as those of `predict`.
+        Every process calls it. The others get None. Tensors are on the CPU.
         """
         self._enter("gather")
         return gathered(mine, self.rank, self._job)
@@ -250,10 +251,7 @@ class Trainer(OtherAttributes):
         return self._averaging.swapped(self._programs, self._checkpoints.peers)
 
     def state_dict(self) -> dict[str, torch.Tensor] | None:
-        """The whole model's parameters and buffers on device 0, for `model.load_state_dict`.
-
-        Every process must call it; the others get None.
-        """
+        """The parameters and buffers on device 0, for `load_state_dict`. Every process calls it."""
         consistency.agree_on_call("state_dict", self.replicas)
         found = whole_state(self._programs)
         self._writes.allow_values(found, self._job.model)
@@ -294,12 +292,12 @@ class Trainer(OtherAttributes):
     ) -> None:  # fmt: skip
         """Load weights before the first step, under any strategy. Every process calls it.
 
-        `path` is a safetensors file, a folder of them as Hugging Face writes it, or what `save`
-        wrote. `rename` gives the name in the files for a name in the model. With `strict=False`,
-        names may be missing or unknown. `only` chooses tensors by name.
+        `path` is a safetensors file, a folder of them as Hugging Face's, or what `save` wrote.
+        `rename` maps names of the model to those in the files. `only` chooses tensors by name; if
+        not `strict`, some may be missing or unknown.
         """
         self._enter("load")
-        given = self._run, self._programs.state, model_tensors(self._job.model, only)
+        given = self._run, self._programs.state, loaded_tensors(self._job.model, only)
         self._checkpoints.load(path, *given, rename, strict)
 
     def export(
@@ -312,7 +310,7 @@ class Trainer(OtherAttributes):
         folder. `only` chooses tensors by name; `rename` names them in the file, called `file`.
         """
         self._enter("export")
-        tensors, state = model_tensors(self._job.model, only), self._programs.state
+        tensors, state = exported_tensors(self._job.model, only), self._programs.state
         given = state, self._programs.turns, tensors, self._job.initial
         self._checkpoints.export(Path(folder), *given, max_file_gib, rename or str, file)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 import piper
 from piper import strategies
+from piper.errors import InputError
 
 
 class Net(nn.Module):
@@ -105,10 +107,7 @@ def test_it_is_what_the_model_saves_after_plain_training(name: str) -> None:
         functional.mse_loss(plain(x), y).backward()
         optimizer.step()
 
-    trainer = piper.Trainer(
-        MODELS[name](), functional.mse_loss, strategies.gpipe(pp=1, microbatches=1),
-        example=BATCHES[0], optimizer=sgd, device="cpu",
-    )  # fmt: skip
+    trainer = trainer_of(MODELS[name]())
     with closing(trainer):
         for batch in BATCHES:
             trainer.step(*batch)
@@ -121,3 +120,83 @@ def test_it_is_what_the_model_saves_after_plain_training(name: str) -> None:
             torch.testing.assert_close(found[key], one, rtol=1e-6, atol=1e-9)
         else:
             assert found[key] == one
+
+
+class Doubled(Net):
+    def _load_from_state_dict(self, found: dict[str, Any], prefix: str, *rest: Any) -> None:
+        found["a.bias"] = found["a.bias"] * 2
+        super()._load_from_state_dict(found, prefix, *rest)
+
+
+class DoubledAll(Net):
+    def load_state_dict(self, found: Any, *args: Any, **options: Any) -> Any:
+        return super().load_state_dict({n: t * 2 for n, t in found.items()}, *args, **options)
+
+
+class Counted(Net):
+    """Changes nothing that it loads."""
+
+    def _load_from_state_dict(self, found: dict[str, Any], prefix: str, *rest: Any) -> None:
+        found.pop(f"{prefix}old", None)
+        super()._load_from_state_dict(found, prefix, *rest)
+
+
+def doubled(one: torch.Tensor) -> None:
+    one.data.mul_(2)
+
+
+def with_loading_hook(after: bool) -> Net:
+    net = Net()
+    if after:
+        net.register_load_state_dict_post_hook(lambda module, _: doubled(module.a.bias))
+    else:
+        net._register_load_state_dict_pre_hook(
+            lambda found, prefix, *_: found.update({f"{prefix}b.bias": found["b.bias"] * 2})
+        )
+    return net
+
+
+LOADING: dict[str, Callable[[], Net]] = {
+    "Doubled": Doubled,
+    "DoubledAll": DoubledAll,
+    "hook before": lambda: with_loading_hook(after=False),
+    "hook after": lambda: with_loading_hook(after=True),
+}
+
+
+def trainer_of(model: Net) -> piper.Trainer:
+    return piper.Trainer(
+        model, functional.mse_loss, strategies.gpipe(pp=1, microbatches=1), example=BATCHES[0],
+        optimizer=sgd, device="cpu",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOADING)
+def test_a_model_that_converts_what_it_loads(name: str, tmp_path: Path) -> None:
+    model = LOADING[name]()
+    before = {key: one.clone() for key, one in model.state_dict().items()}
+    with closing(trainer_of(Net())) as trainer:
+        trainer.export(tmp_path)
+    with closing(trainer_of(model)) as trainer, pytest.raises(InputError, match="load it before"):
+        trainer.load(tmp_path)
+    assert all(torch.equal(one, before[key]) for key, one in model.state_dict().items())
+
+
+def test_a_model_that_has_hooks_but_converts_nothing(tmp_path: Path) -> None:
+    with closing(trainer_of(Net())) as trainer:
+        trainer.step(*BATCHES[0])
+        trainer.export(tmp_path)
+        wanted = trainer.state_dict()
+    with closing(trainer_of(Counted())) as trainer:
+        trainer.load(tmp_path)
+        found = trainer.state_dict()
+    assert wanted is not None and found is not None
+    assert all(torch.equal(found[key], one) for key, one in wanted.items())
+
+
+@pytest.mark.parametrize("name", ["Renamed", "Converted", "Merged", "Swapped", "hook scales"])
+def test_a_model_that_converts_what_it_saves_is_not_exported(name: str, tmp_path: Path) -> None:
+    with closing(trainer_of(MODELS[name]())) as trainer:
+        trainer.step(*BATCHES[0])
+        with pytest.raises(InputError, match=r"export: the model's state_dict has"):
+            trainer.export(tmp_path)

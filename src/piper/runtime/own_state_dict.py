@@ -1,18 +1,25 @@
-"""The state dict as a model itself makes it: with other names, with more, or with fewer entries.
+"""What a model itself saves and loads: with other names, with more or fewer entries, converted.
 
-Many models rename or convert what they save, by hooks or in a `state_dict` of their own. Then its
-entries are no parameters under their names, and must be made of trained values again.
+Many models have hooks, or a `state_dict` of their own. Then its entries are no parameters under
+their names, and must be made of trained values again. Files are written and read by parts, which
+such a model cannot do.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.func import functional_call
 
+from piper.errors import InputError
+from piper.runtime.checkpoint.model_names import ModelTensor, Names, model_tensors
+from piper.runtime.torch_private import loads_in_its_own_way
+
 Tensors = dict[str, torch.Tensor]
+LARGE = 2**26  # elements of a model that is not copied to try how it loads
 
 
 def state_dict_of(
@@ -49,3 +56,48 @@ class Saving(torch.nn.Module):
 
     def forward(self) -> Any:
         return self.model.state_dict()
+
+
+def exported_tensors(model: torch.nn.Module, only: Names | None = None) -> list[ModelTensor]:
+    """The entries that can be written as they are."""
+    own = tensors_of(model)
+    for name, value in model.state_dict().items():
+        if not is_entry(name, value, own):
+            raise InputError.of(
+                "export",
+                f"the model's state_dict has {name}, which is not its parameter or buffer of that "
+                "name",
+                "save what it makes itself: `weights = trainer.state_dict()` in all processes, "
+                "which the first one writes",
+            )
+    return model_tensors(model, only)
+
+
+def loaded_tensors(model: torch.nn.Module, only: Names | None = None) -> list[ModelTensor]:
+    """The tensors that are loaded as they are in a file."""
+    if loads_in_its_own_way(model) and (name := converted(model)):
+        raise InputError.of(
+            "load",
+            f"the model itself does not load {name} as it is: it has hooks, or a load_state_dict "
+            "of its own",
+            "load it before the Trainer is made: model.load_state_dict(...)",
+        )
+    return model_tensors(model, only)
+
+
+def converted(model: torch.nn.Module) -> str:
+    """The first tensor that a copy of the model does not load as it is; none: it loads all."""
+    if sum(one.numel() for one in tensors_of(model).values()) > LARGE:
+        return "a large model"
+    tried = copy.deepcopy(model).to_empty(device="cpu")
+    saved = {name for one in model_tensors(tried) for name in one.names}
+    given = {name: one for name, one in tensors_of(tried).items() if name in saved}
+    with torch.no_grad():
+        for number, one in enumerate({id(one): one for one in given.values()}.values()):
+            one.fill_(number % 100 + 1)
+        wanted = {name: one.clone() for name, one in given.items()}
+        for one in given.values():
+            one.zero_()
+    tried.load_state_dict({name: one.clone() for name, one in wanted.items()}, strict=False)
+    found = tensors_of(tried)
+    return next((name for name, one in wanted.items() if not torch.equal(found[name], one)), "")

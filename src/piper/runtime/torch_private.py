@@ -97,3 +97,16 @@ def has_input_hooks(module: torch.nn.Module) -> bool:
     """Whether hooks of the user's may change what its forward is called with."""
     hooks = module._forward_pre_hooks.values()
     return any(getattr(hook, "changes_inputs", True) for hook in hooks)  # Piper's own do not
+
+
+def loads_in_its_own_way(model: torch.nn.Module) -> bool:
+    """Whether code that is not torch's or Piper's has a part in `load_state_dict`."""
+    return any(
+        not getattr(function, "__module__", "").startswith(("torch.", "piper."))
+        for module in model.modules()
+        for function in (
+            type(module).load_state_dict, type(module)._load_from_state_dict,
+            *module._load_state_dict_pre_hooks.values(),
+            *module._load_state_dict_post_hooks.values(),
+        )
+    )  # fmt: skip
