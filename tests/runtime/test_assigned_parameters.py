@@ -24,7 +24,7 @@ STRATEGIES = {
     "one": ONE,
     "replicas": [Place(where(), [0, 1]), Replicate(where(), [0, 1])],
     "shards": [Place(where(), [0, 1]), Replicate(where(), [0, 1], zero=3)],
-    "host": [*ONE, Offload(where(), "optimizer", "offload")],
+    "host": [*ONE, Offload(where(), "optimizer")],
 }
 
 
@@ -117,10 +117,21 @@ def follows(p: Any, change: Tensor, held: dict[str, Any]) -> None:
     p.data.sub_(change)
 
 
-def test_state_that_is_the_parameter_cannot_be_on_the_host() -> None:
-    make = partial(Assigning, update=follows)
-    with pytest.raises(PiperError, match=r"Assigning keeps a parameter itself in state\['start'\]"):
-        rehearse(Scaled(), mse_loss, STRATEGIES["host"], data(), optimizer=make)
+class Early(Assigning):
+    """Keeps it from the beginning."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, follows)
+        for p in (p for group in self.param_groups for p in group["params"]):
+            self.state[p]["start"] = p.data
+
+
+@pytest.mark.parametrize("make", [partial(Assigning, update=follows), Early])
+@pytest.mark.parametrize("what", [("optimizer",), ("parameters",), ("optimizer", "parameters")])
+def test_state_that_is_the_parameter_cannot_be_on_the_host(make: Any, what: Any) -> None:
+    away = [*ONE, *(Offload(where(), one) for one in what)]
+    with pytest.raises(PiperError, match=r"keeps a parameter itself in state\['start'\]"):
+        rehearse(Scaled(), mse_loss, away, data(), optimizer=make)
 
 
 def freezes(p: Any, change: Tensor, held: dict[str, Any]) -> None:

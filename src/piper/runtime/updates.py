@@ -10,7 +10,7 @@ import torch
 from piper.plan.instructions import Update
 from piper.runtime.batch import StepInputs
 from piper.runtime.gradient_norm import as_tuple, square
-from piper.runtime.state.assigned_parameters import memory_kept
+from piper.runtime.state.assigned_parameters import memory_kept, refuse_aliases
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.loss_scale import ready
 from piper.runtime.state.offloaded_parameters import updating
@@ -50,6 +50,8 @@ class BucketUpdate:
             if optimizer is not None and self.is_allowed:
                 with memory_kept(optimizer, self.bucket.parameters):
                     step(self.bucket)
+                if self.bucket.on_host or self.bucket.optimizer_on_host:
+                    refuse_aliases(optimizer, self.bucket.parameters)
                 self.bucket.round_masters()
             self.program.watch(self.bucket)
 

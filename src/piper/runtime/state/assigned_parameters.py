@@ -62,7 +62,9 @@ def refuse_frozen(
 def refuse_aliases(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
 ) -> None:
-    """State that is moved to the host would no longer change with a parameter."""
+    """State, or the parameter, that is moved to the host no longer changes with the other."""
+    if is_torchs(type(optimizer)):
+        return
     for parameter in parameters:
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor) and shares(value, parameter):

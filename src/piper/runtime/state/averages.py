@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 
 from piper.runtime.state.device_state import BucketState, DeviceState
+from piper.runtime.state.parameter_groups import options_of, refuse_partly_changed
 from piper.runtime.torch_private import foreach_lerp_
 
 
 def advance(state: DeviceState) -> None:
     """After a step that counts: averages follow the parameters, and schedulers go on."""
     average(state)
+    made = state.optimizers().values()
+    refuse_partly_changed(state.options, options_of(made))
     state.advance()
+    state.options = options_of(made)
 
 
 def average(state: DeviceState) -> None:

@@ -14,9 +14,9 @@ from piper.errors import InputError
 from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
 from piper.runtime.comm.gather_buffers import GatherBuffer
-from piper.runtime.host_memory import Copying, Pages, host_memory
+from piper.runtime.host_memory import Copying, Pages
 from piper.runtime.processes.wire_format import travels
-from piper.runtime.state import offloaded_optimizer, offloaded_parameters
+from piper.runtime.state import offloaded_optimizer
 from piper.runtime.state.element_order import NATURAL, ElementOrder
 from piper.runtime.state.loss_scale import DynamicLossScale
 from piper.runtime.state.optimizers import (
@@ -28,6 +28,7 @@ from piper.runtime.state.optimizers import (
     settings,
     sharded_optimizer,
 )
+from piper.runtime.state.parameter_groups import Options
 from piper.runtime.torch_private import foreach_copy_, note_step
 
 Named = tuple[str, tuple[int, ...], str]  # name, shape and dtype of a parameter
@@ -168,6 +169,7 @@ class DeviceState:
     origin: Origin | None = None  # what the run was resumed from
     loss_scale: DynamicLossScale | None = None  # of float16
     ema: float | None = None  # the decay of averages of parameters
+    options: list[Options] = field(default_factory=list)  # of all optimizers, after the last step
 
     def buffer(self, number: int, size: int) -> GatherBuffer:
         """All programs share it, because their steps never overlap."""
@@ -196,7 +198,7 @@ class DeviceState:
                 self.buckets[state.value] = made
                 if self.origin is not None:
                     self.origin.fill(made)
-                place(made, state, self.device)
+                offloaded_optimizer.place(made, state, self.device)
 
     def schedule(self, make: MakeScheduler, steps: int) -> None:
         """Make schedulers for optimizers that have none, and advance them by `steps`."""
@@ -268,15 +270,6 @@ class DeviceState:
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {v: b.optimizer for v, b in self.buckets.items() if b.optimizer is not None}
-
-
-def place(bucket: BucketState, state: State, device: torch.device) -> None:
-    """Move to the host what waits there."""
-    bucket.optimizer_on_host, memory = state.host, host_memory(device)
-    if state.host:
-        offloaded_optimizer.to_host(bucket, memory)
-    if state.on_host:
-        offloaded_parameters.to_host(bucket, memory)
 
 
 def on_device(

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
-from piper.runtime.host_memory import Copying, HostMemory, Pages
+from piper.plan.instructions import State
+from piper.runtime.host_memory import Copying, HostMemory, Pages, host_memory
+from piper.runtime.state import offloaded_parameters
 from piper.runtime.state.assigned_parameters import refuse_aliases
 
 Put = Callable[[torch.Tensor], None]
@@ -19,10 +21,15 @@ class Holder(Protocol):
     """A bucket with an optimizer."""
 
     optimizer: torch.optim.Optimizer | None
-    parameters: tuple[torch.nn.Parameter, ...]
     copies: list[tuple[torch.Tensor, torch.nn.Parameter]]  # and their masters
     copying: Copying | None
     pages: Pages
+
+
+class Placed(Holder, offloaded_parameters.Holder, Protocol):
+    """The same with all that it holds."""
+
+    optimizer_on_host: bool
 
 
 @dataclass(slots=True)
@@ -39,8 +46,6 @@ class StateCopy:
 
 def store_state(bucket: Holder, memory: HostMemory, stream: str) -> StateCopy:
     """Start to copy all that the optimizer of a bucket keeps to where it was before."""
-    if bucket.optimizer is not None:
-        refuse_aliases(bucket.optimizer, bucket.parameters)
     found = list(places(bucket))
     copy = memory.store(tuple(tensor for tensor, _ in found), stream, bucket.pages)
     return moving(bucket, copy, found)
@@ -55,6 +60,17 @@ def fetch_state(bucket: Holder, memory: HostMemory, stream: str) -> StateCopy:
 def moving(bucket: Holder, copy: Copying, found: list[Place]) -> StateCopy:
     bucket.copying = copy
     return StateCopy(copy, [put for _, put in found])
+
+
+def place(bucket: Placed, state: State, device: torch.device) -> None:
+    """Move to the host what waits there."""
+    bucket.optimizer_on_host, memory = state.host, host_memory(device)
+    if (state.host or state.on_host) and bucket.optimizer is not None:
+        refuse_aliases(bucket.optimizer, bucket.parameters)
+    if state.host:
+        to_host(bucket, memory)
+    if state.on_host:
+        offloaded_parameters.to_host(bucket, memory)
 
 
 def to_host(bucket: Holder, memory: HostMemory) -> None:

@@ -18,8 +18,8 @@ from piper.runtime.state.device_state import (
     held_pieces,
     make_bucket,
     on_device,
-    place,
 )
+from piper.runtime.state.offloaded_optimizer import place
 
 NOT_TRAINED = partial(torch.optim.SGD, lr=0.0)
 
