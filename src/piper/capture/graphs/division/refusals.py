@@ -10,7 +10,9 @@ def updated_in_division(name: str) -> CaptureError:
     return refusal(
         "model",
         f"the forward pass changes the buffer {name} inside a divided region",
-        "leave that region out of the Shard of weights or tokens",
+        "use GroupNorm or LayerNorm in place of a batch norm; or annotate what changes buffers as "
+        "a region of its own, and divide the others: in place of tp= or cp= of a builder, write "
+        "Place(where(), devices) and Shard(where(BODY=0), devices) with the tag of those",
     )
 
 

@@ -81,11 +81,14 @@ def segments_of(space: Space, last: dict[fx.Node, fx.Node]) -> list[Segment]:
 
 
 def last_uses(space: Space, result: fx.Node) -> dict[fx.Node, fx.Node]:
-    """The last node that reads a value. How a hub is placed is known without its being alive."""
+    """The last node that reads a value. How a hub is placed is known without its being alive.
+
+    Statistics of a batch norm beside what is divided are read by none.
+    """
     last = {operand: node for node in space.order for operand in operands(node)}
     last[result] = result.graph.output_node()
     for node, following in pairwise(space.order):
-        if node in space.hubs:
+        if node in space.hubs or node not in last:
             last[node] = following
     return last
 
