@@ -38,6 +38,7 @@ __all__ = [  # re-exported
     "pytree",
 ]  # fmt: skip
 
+IS_PARAMETER = "_is_param"  # the attribute by which `isinstance(x, nn.Parameter)` tells
 LINE = "piper_line"  # the key of the user's line in a node's meta
 
 ENTER_AUTOCAST = autocast_mode._enter_autocast

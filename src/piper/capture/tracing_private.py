@@ -31,6 +31,7 @@ from piper.capture import autograd_refusals
 from piper.capture.hidden_writes import Families
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
+    IS_PARAMETER,
     LINE,
     VALUE_WANTED,
     FunctionalTensor,
@@ -310,7 +311,7 @@ def _swapped_kernel(op: OpOverload, kernel: Callable | None) -> Callable | None:
 
 def mark_parameter(tensor: Tensor) -> None:
     """While a model is traced, tensors of the trace are its parameters: `isinstance` says so."""
-    tensor._is_param = True
+    setattr(tensor, IS_PARAMETER, True)
 
 
 def written_by(operator: OpOverload, args: Any, kwargs: Any) -> list[Tensor]:

@@ -10,9 +10,10 @@ from piper.capture import refusals
 from piper.capture.python_state.code_search import line_that_changes
 from piper.capture.python_state.places import Root
 from piper.capture.python_state.reach import Reach
+from piper.capture.torch_private import IS_PARAMETER
 from piper.errors import InputError
 
-_OF_TORCH = ("elem", "_is_param")  # of a tensor in a trace
+_OF_TORCH = ("elem", IS_PARAMETER)  # of a tensor in a trace
 
 
 def attribute_roots(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Root]:
