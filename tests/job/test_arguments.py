@@ -37,6 +37,10 @@ def trainer(
     return Trainer(model, loss_fn, strategy, **{"optimizer": SGD, **options, "example": example})
 
 
+class OwnParallel(nn.DataParallel[nn.Linear]):
+    """As repositories have them, to reach attributes of the module."""
+
+
 @pytest.mark.parametrize(
     ("given", "what", "fix"),
     [
@@ -80,6 +84,7 @@ def trainer(
         ({"loss_fn": nn.MSELoss}, "loss_fn: it is the class MSELoss", "write MSELoss(), with the"),
         ({"model": nn.Linear}, "model: it is the class Linear", "write Linear(...), with the"),
         ({"model": nn.DataParallel(nn.Linear(3, 3))}, "it is in a DataParallel", "(model.module)"),
+        ({"model": OwnParallel(nn.Linear(3, 3))}, "it is in a DataParallel", "(model.module)"),
         ({"criterion": nn.MSELoss()}, "it has no option criterion", "write loss_fn=..."),
         ({"example": iter([X])}, "example: it is an iterator", EXAMPLE),
         ({"example": X}, "example: it is one tensor: with a loss_fn that is the label", "(x, y)"),

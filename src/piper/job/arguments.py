@@ -86,8 +86,9 @@ def refuse_class(name: str, given: Any, arguments: str) -> None:
 
 def refuse_wrapped(model: torch.nn.Module) -> None:
     """Wrappers have parameters and a forward of their own."""
-    if type(model).__name__ in WRAPPERS:
-        what = f"it is in a {type(model).__name__}, which does what a strategy does here"
+    found = next((one for one in type(model).__mro__ if one.__name__ in WRAPPERS), None)
+    if found is not None:
+        what = f"it is in a {found.__name__}, which does what a strategy does here"
         fix = (
             "give the model itself (model.module), and a strategy with dp=..., and zero=3 for FSDP"
         )
