@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 
 from piper import Place, rehearse, where
-from piper.errors import StrategyError
+from piper.errors import PiperError, StrategyError
 
 ONE = [Place(where(), [0])]
 
@@ -82,6 +82,20 @@ def test_a_scheduler_that_changes_weights(change: Callable[[Any], None]) -> None
     make, scheduler = partial(torch.optim.SGD, lr=0.1), partial(Decaying, change=change)
     with pytest.raises(StrategyError, match="lr_scheduler: it changes"):
         rehearse(Net(), functional.mse_loss, ONE, data(), optimizer=make, lr_scheduler=scheduler)
+
+
+@pytest.mark.parametrize("change", [halve, assign, fill, normalize])
+def test_a_scheduler_that_changes_weights_late(change: Callable[[Any], None]) -> None:
+    class Late(LambdaLR):
+        def step(self, epoch: int | None = None) -> None:
+            super().step(epoch)
+            if self.last_epoch == 8:
+                change(self.optimizer.param_groups[0]["params"][-1])
+
+    make, batches = partial(torch.optim.SGD, lr=0.1), [*data(), *data(), *data()]
+    scheduler = partial(Late, lr_lambda=lambda step: 1.0)
+    with pytest.raises(PiperError, match="lr_scheduler: its step has changed weights"):
+        rehearse(Net(), functional.mse_loss, ONE, batches, optimizer=make, lr_scheduler=scheduler)
 
 
 def test_large_weights_are_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:

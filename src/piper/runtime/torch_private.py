@@ -110,3 +110,8 @@ def loads_in_its_own_way(model: torch.nn.Module) -> bool:
             *module._load_state_dict_post_hooks.values(),
         )
     )  # fmt: skip
+
+
+def writes_of(tensor: torch.Tensor) -> int:
+    """How many writes to it torch has counted."""
+    return tensor._version

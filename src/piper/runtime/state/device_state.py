@@ -27,9 +27,10 @@ from piper.runtime.state.optimizers import (
     make_scheduler,
     settings,
     sharded_optimizer,
+    step_scheduler,
 )
 from piper.runtime.state.parameter_groups import Options
-from piper.runtime.torch_private import foreach_copy_, note_step
+from piper.runtime.torch_private import foreach_copy_
 
 Named = tuple[str, tuple[int, ...], str]  # name, shape and dtype of a parameter
 NamedParameter = tuple[str, torch.nn.Parameter]
@@ -210,8 +211,7 @@ class DeviceState:
     def advance(self) -> None:
         """Step all schedulers after a step, also those of unused parameters."""
         for scheduler in filter(None, (one.scheduler for one in self.buckets.values())):
-            note_step(scheduler.optimizer)  # torch warns of one that was not called
-            scheduler.step()
+            step_scheduler(scheduler)
 
     def refuse_other_bucket(self, state: State, names: tuple[str, ...], trained: bool) -> None:
         """Programs may share buckets, but must not put a parameter into different buckets."""

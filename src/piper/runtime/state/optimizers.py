@@ -15,7 +15,13 @@ from piper.errors import StrategyError
 from piper.runtime.comm.flat_messages import Piece
 from piper.runtime.state.element_order import ElementOrder
 from piper.runtime.state.joint_optimizers import is_known, is_torchs, refuse_joint
-from piper.runtime.torch_private import has_gradient_hooks, has_own_step, has_step_hooks
+from piper.runtime.torch_private import (
+    has_gradient_hooks,
+    has_own_step,
+    has_step_hooks,
+    note_step,
+    writes_of,
+)
 
 MakeOptimizer = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], LRScheduler]
@@ -122,6 +128,23 @@ def forward(scheduler: LRScheduler, steps: int) -> None:
         warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
         for _ in range(steps):
             scheduler.step()
+
+
+def step_scheduler(scheduler: LRScheduler) -> None:
+    """One of the user's own may write weights late, where no trial has seen it."""
+    note_step(scheduler.optimizer)  # torch warns of one that was not called
+    if type(scheduler).__module__.startswith("torch."):
+        scheduler.step()
+        return
+    weights = [one for group in scheduler.optimizer.param_groups for one in group["params"]]
+    before = [(writes_of(one), one.data_ptr()) for one in weights]
+    scheduler.step()
+    if before != [(writes_of(one), one.data_ptr()) for one in weights]:
+        raise StrategyError.of(
+            "lr_scheduler",
+            "its step has changed weights: a scheduler sets options of its optimizer's groups",
+            "change weights in the optimizer's step",
+        )
 
 
 def refuse_other_parameters(optimizer: torch.optim.Optimizer, named: Named) -> None:
