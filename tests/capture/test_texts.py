@@ -134,6 +134,8 @@ def several(net: Net, h: Tensor) -> None:
     print(", ".join(f"{one.item():.2f}" for one in h[0]))
     print(h, h.mean().item(), {"best": f"{best(h)}"})
     sys.stdout.write(str(best(h)))
+    net.training and print(f"{best(h)}")
+    print(f"{best(h)}") if net.training else LOG.info(f"{h.mean()}")
 
 
 def checked(net: Net, h: Tensor) -> None:

@@ -87,8 +87,10 @@ class Source:
 
     def is_print(self, call: ast.Call) -> bool:
         """What it returns is not used, and its name says what it does."""
-        thrown_away = isinstance(self.above.get(call), ast.Expr)
-        return thrown_away and _PRINTING.fullmatch(_name(call.func)) is not None
+        above = self.above.get(call)
+        while isinstance(above, ast.IfExp | ast.BoolOp):  # `verbose and print(...)`
+            above = self.above.get(above)
+        return isinstance(above, ast.Expr) and bool(_PRINTING.fullmatch(_name(call.func)))
 
     def are_printed(self, name: str, node: ast.AST, known: frozenset[str]) -> bool | None:
         """All that is read of a variable, in the function where a statement sets it."""
