@@ -162,6 +162,7 @@ def test_what_every_process_says_of_its_arguments_is_shown_once(
     script, ends = tmp_path / "train.py", list[Ended]()
     script.write_text(PARSER.format(call=call))
     monkeypatch.setattr(child, "die_with", lambda _: None)
+    monkeypatch.setattr(child, "log_progress", lambda: None)  # its handler would stay
     monkeypatch.setattr(child.sys, "argv", [])
     monkeypatch.setattr(child.sys, "path", [*child.sys.path])
     for rank in (1, 0):
