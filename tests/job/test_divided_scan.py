@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from divided_training import assert_trains_divided
+from draws import every
 from shared_capture import one_model
 from torch import Tensor, nn
 from torch.nn import functional
@@ -51,7 +52,7 @@ class Model(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("how", [{"tp": 2}, {"cp": 2}], ids=str)
+@pytest.mark.parametrize("how", every(2, [{"tp": 2}, {"cp": 2}]))
 def test_a_divided_scan_is_equal(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     spaces: list[Space] = []
     monkeypatch.setattr(

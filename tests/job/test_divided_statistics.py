@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
+from draws import every
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
@@ -46,8 +48,9 @@ class Front(nn.Module):
             return x + found
 
 
-@pytest.mark.parametrize("what", ["weights", "tokens"])
-@pytest.mark.parametrize("place", ["before", "between", "behind"])
+@pytest.mark.parametrize(
+    ("what", "place"), every(2, product(["weights", "tokens"], ["before", "between", "behind"]))
+)
 def test_statistics_beside_a_divided_region(place: str, what: str) -> None:
     generator = torch.Generator().manual_seed(1)
     batches = [(x, y) for x, y in torch.randn((3, 2, 8, 6), generator=generator).double()]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import every
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -63,6 +64,6 @@ def test_rows_that_are_divided_instead_of_tokens_are_said(caplog) -> None:
     )
 
 
-@pytest.mark.parametrize("given", [{"rows": 1}, {"rows": 2, "cp_attention": "ring"}], ids=str)
+@pytest.mark.parametrize("given", every(2, [{"rows": 1}, {"rows": 2, "cp_attention": "ring"}]))
 def test_tokens_are_divided_where_it_says_so(caplog, given: dict[str, Any]) -> None:
     assert lines(caplog, **given) == []

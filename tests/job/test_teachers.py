@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import every
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -114,7 +115,7 @@ def plain() -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("loss", ["closure", "module"])
+@pytest.mark.parametrize("loss", every(2, ["closure", "module"]))
 def test_a_teacher_that_changes_is_that_of_each_step(
     loss: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
