@@ -3,12 +3,17 @@
 import dis
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from types import CodeType
 
 from piper.capture.source_lines import short_line
 
 _STORES = {"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME", "DELETE_ATTR"}
 _LOADS = {"LOAD_ATTR", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME", "LOAD_METHOD", "LOAD_CLASSDEREF"}
+_GLOBALS = frozenset({
+    "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME", "DELETE_NAME",
+    "LOAD_FROM_DICT_OR_GLOBALS",
+})  # fmt: skip
 _IMPORTS = {"modules", "import_module", "__import__"}
 # What may stand between the load and the store of a counter:
 _COUNTING = {"LOAD_CONST", "LOAD_SMALL_INT", "LOAD_FAST", "BINARY_OP", "SWAP", "COPY"}
@@ -39,6 +44,13 @@ def only_counts(name: str, codes: Iterable[CodeType]) -> bool:
         for code in codes
         if name in _names(code) and code.co_name != "__init__"
     )
+
+
+@cache
+def global_names(code: CodeType) -> frozenset[str]:
+    """What code names as globals, not as attributes of something."""
+    found = (one.argval for one in dis.get_instructions(code) if one.opname in _GLOBALS)
+    return frozenset(found)
 
 
 def imported(codes: Iterable[CodeType], package: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from piper.capture.python_state.code_search import imported
+from piper.capture.python_state.code_search import global_names, imported
 from piper.capture.python_state.operator_code import code_of_operators
 from piper.capture.python_state.ownership import (
     codes_of,
@@ -213,8 +213,9 @@ def _globals(function: FunctionType) -> Iterator[Root]:
     """The globals that a function names, and what it names of the user's modules."""
     codes, scope = codes_of(function.__code__), function.__globals__
     names = sorted({name for code in codes for name in (*code.co_names, *names_in_texts(code))})
-    seen = {id(scope)}
-    for name in names:
+    own = {name for code in codes for name in (*global_names(code), *names_in_texts(code))}
+    seen = set[int]()
+    for name in names if "modules" in names else sorted(own):  # sys.modules[__name__].name
         if name in scope:
             yield from _named(scope, name, name, names, seen)
         elif name in vars(builtins):
