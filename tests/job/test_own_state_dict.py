@@ -194,6 +194,16 @@ def test_a_model_that_has_hooks_but_converts_nothing(tmp_path: Path) -> None:
     assert all(torch.equal(found[key], one) for key, one in wanted.items())
 
 
+def test_a_large_model_with_hooks_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("piper.runtime.own_state_dict.LARGE", 0)
+    with closing(trainer_of(Counted())) as trainer:
+        trainer.export(tmp_path)
+        with pytest.raises(InputError, match="may not load all of its tensors as in a file"):
+            trainer.load(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["Renamed", "Converted", "Merged", "Swapped", "hook scales"])
 def test_a_model_that_converts_what_it_saves_is_not_exported(name: str, tmp_path: Path) -> None:
     with closing(trainer_of(MODELS[name]())) as trainer:

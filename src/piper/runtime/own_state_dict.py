@@ -78,8 +78,8 @@ def loaded_tensors(model: torch.nn.Module, only: Names | None = None) -> list[Mo
     if loads_in_its_own_way(model) and (name := converted(model)):
         raise InputError.of(
             "load",
-            f"the model itself does not load {name} as it is: it has hooks, or a load_state_dict "
-            "of its own",
+            f"the model itself may not load {name} as in a file: it has hooks, or a "
+            "load_state_dict of its own",
             "load it before the Trainer is made: model.load_state_dict(...)",
         )
     return model_tensors(model, only)
@@ -88,7 +88,7 @@ def loaded_tensors(model: torch.nn.Module, only: Names | None = None) -> list[Mo
 def converted(model: torch.nn.Module) -> str:
     """The first tensor that a copy of the model does not load as it is; none: it loads all."""
     if sum(one.numel() for one in tensors_of(model).values()) > LARGE:
-        return "a large model"
+        return "all of its tensors"  # not tried
     tried = copy.deepcopy(model).to_empty(device="cpu")
     saved = {name for one in model_tensors(tried) for name in one.names}
     given = {name: one for name, one in tensors_of(tried).items() if name in saved}
