@@ -20,6 +20,7 @@ from piper.job.inspecting import is_inspecting
 from piper.job.inspection import inspected
 from piper.job.job import BatchKind, Job
 from piper.job.loop.around_step import ModelWrites, refuse_modes
+from piper.job.loop.closing import Closing
 from piper.job.loop.metric_log import Log, log_makers, metric_log
 from piper.job.loop.on_nan import OnNan, after_step
 from piper.job.loop.stale_model import StaleModel
@@ -58,7 +59,7 @@ from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.steps_in_flight import steps_on
 
 
-class Trainer(OtherAttributes):
+class Trainer(Closing, OtherAttributes):
     """Trains a model under a strategy. The same script runs on every device.
 
     `example` is one whole batch of a replica, as `step` gets it. Every process gives the batch of
@@ -335,7 +336,7 @@ class Trainer(OtherAttributes):
         return Run(self.steps, described(self._job.model), self.replica, self.replicas)
 
     def close(self) -> None:
-        """Release the communicators. The process may make another Trainer."""
+        """Release the communicators, as the end of a `with` does. Another Trainer may follow."""
         self._recording.finish()
         self._in_flight.finish()
         self._log.close()
