@@ -50,12 +50,12 @@ from piper.runtime.checkpoint.save import Run
 from piper.runtime.checkpoint.weights import Rename
 from piper.runtime.execute import Program
 from piper.runtime.metrics import Metrics
+from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.own_state_dict import exported_tensors, loaded_tensors
 from piper.runtime.processes.world import join, processes, world
 from piper.runtime.state import replica_digests
 from piper.runtime.state.averages import advance
 from piper.runtime.state.initial_values import Init
-from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.steps_in_flight import steps_on
 
 

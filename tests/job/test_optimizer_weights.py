@@ -99,6 +99,6 @@ def test_a_scheduler_that_changes_weights_late(change: Callable[[Any], None]) ->
 
 
 def test_large_weights_are_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper.job.optimizer_weights.SMALL", 0)
+    monkeypatch.setattr("piper.runtime.optimizers.changed_weights.SMALL", 0)
     with pytest.raises(StrategyError, match="where it is made"):
         rehearse(Net(), functional.mse_loss, ONE, data(), optimizer=partial(Changing, change=halve))

@@ -14,8 +14,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import piper
 from piper.errors import StrategyError
-from piper.runtime.state.joint_optimizers import refuse_common
-from piper.runtime.state.optimizers import make_checked, make_scheduler, refuse_whole_tensors
+from piper.runtime.optimizers.joint_optimizers import refuse_common
+from piper.runtime.optimizers.user_optimizer import make_checked, make_scheduler
+from piper.runtime.state.sharded_optimizer import refuse_whole_tensors
 from piper.strategies import gpipe
 
 BUCKETS = [

@@ -15,7 +15,7 @@ from torch import nn
 
 from piper import Order, Place, Replicate, Split, Strategy, annotate, rehearse, where
 from piper.runtime import joined_runs
-from piper.runtime.state.optimizers import ELEMENTWISE
+from piper.runtime.optimizers.known_optimizers import ELEMENTWISE
 
 LAYERS, CAPTURED = 4, one_model()
 ONE = [Place(where(), [0]), Split("MB", 2)]

@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import piper
 from piper.errors import InputError
-from piper.runtime.state.lost_state import lost_state
+from piper.runtime.optimizers.lost_state import lost_state
 from piper.strategies import gpipe
 
 KINDS = [("a.weight", 2), ("a.bias", 1)]

@@ -10,8 +10,8 @@ import torch
 from draws import every
 from torch import nn
 
+from piper.runtime.optimizers.known_optimizers import ELEMENTWISE
 from piper.runtime.state import partial_steps
-from piper.runtime.state.optimizers import ELEMENTWISE
 from piper.runtime.state.partial_steps import makes_copies, parts, step
 
 SIZES = (5, 3, 8, 1, 7, 2)

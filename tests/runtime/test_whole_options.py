@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, O
 
 import piper
 from piper.errors import StrategyError
-from piper.runtime.state.whole_options import refuse_options_by_position
+from piper.runtime.optimizers.whole_options import refuse_options_by_position
 from piper.strategies import gpipe
 
 Named = list[tuple[str, nn.Parameter]]

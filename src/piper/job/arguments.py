@@ -15,8 +15,8 @@ from piper.errors import InputError, Problem, no_option
 from piper.job.batch.batch import Batch
 from piper.job.other_words import elsewhere, to_make_again
 from piper.names import amount
-from piper.runtime.state.optimizers import SCHEDULER
-from piper.runtime.state.parameter_groups import is_named
+from piper.runtime.optimizers.parameter_groups import is_named
+from piper.runtime.optimizers.user_optimizer import SCHEDULER
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")

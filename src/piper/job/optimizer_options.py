@@ -8,13 +8,17 @@ import torch
 
 from piper.errors import InputError
 from piper.ir.model import Model
-from piper.job.optimizer_weights import refuse_changed_weights
 from piper.job.options import Options
-from piper.job.scheduler_trial import refuse_other_sources
-from piper.runtime.state.joint_optimizers import refuse_common
-from piper.runtime.state.lost_state import lost_state
-from piper.runtime.state.own_parameters import with_attributes
-from piper.runtime.state.whole_options import named_like, refuse_options_by_position
+from piper.runtime.optimizers.changed_weights import refuse_changed_weights
+from piper.runtime.optimizers.joint_optimizers import refuse_common
+from piper.runtime.optimizers.lost_state import lost_state
+from piper.runtime.optimizers.own_parameters import with_attributes
+from piper.runtime.optimizers.scheduler_sources import refuse_other_sources
+from piper.runtime.optimizers.small_parameters import one_of_each
+from piper.runtime.optimizers.whole_options import (
+    named_like,
+    refuse_options_by_position,
+)
 
 LOG = logging.getLogger("piper")
 LOST = (
@@ -32,9 +36,10 @@ def refuse_optimizer(options: Options, model: torch.nn.Module, captured: Model) 
     known = {name for names in buckets for name in names}
     parameters = {name: one for name, one in model.named_parameters() if name in known}
     found = [names for names in buckets if not parameters.keys().isdisjoint(names)]
-    refuse_changed_weights(options, parameters)
-    refuse_other_sources(options, parameters, len(found) > 1)
-    refuse_options_by_position(options.optimizer, options.lr_scheduler, parameters, found)
+    given = options.optimizer, options.lr_scheduler
+    refuse_changed_weights(*given, parameters)
+    refuse_other_sources(*given, parameters, len(found) > 1)
+    refuse_options_by_position(*given, parameters, found)
     make = with_attributes(options.optimizer, parameters)
     refuse_common(make, [named_like(parameters, names) for names in found])
     if lost := lost_by(options, parameters):
@@ -54,6 +59,4 @@ def refuse_lost(options: Options, model: torch.nn.Module) -> None:
 
 
 def lost_by(options: Options, parameters: dict[str, torch.nn.Parameter]) -> str | None:
-    """By one parameter of each number of dimensions."""
-    kinds = {one.dim(): (name, one.dim()) for name, one in parameters.items()}
-    return lost_state(with_attributes(options.optimizer, parameters), list(kinds.values()))
+    return lost_state(with_attributes(options.optimizer, parameters), one_of_each(parameters))

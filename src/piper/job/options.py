@@ -24,9 +24,9 @@ from piper.job.arguments import (
 from piper.job.batch.whole_inputs import refuse_wrong_names
 from piper.job.loop.on_nan import OnNan, refuse_wrong_on_nan
 from piper.job.loss.loss_reduction import Reduction, Weight
+from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler
+from piper.runtime.optimizers.parameter_groups import WithoutDecay
 from piper.runtime.state.initial_values import Init
-from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
-from piper.runtime.state.parameter_groups import WithoutDecay
 
 Loss = Callable[..., torch.Tensor]  # of the model's output and the last argument of a step
 GraphsOption = bool | Literal["auto"]  # whether regions run as CUDA graphs

@@ -11,8 +11,8 @@ from piper.costs import Costs
 from piper.job.loop.metric_log import Log
 from piper.job.loop.on_nan import OnNan
 from piper.job.options import GraphsOption
+from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.state.initial_values import Init
-from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
 
 
 class TrainerOptions(TypedDict, total=False):

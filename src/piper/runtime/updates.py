@@ -10,11 +10,11 @@ import torch
 from piper.plan.instructions import Update
 from piper.runtime.batch import StepInputs
 from piper.runtime.gradient_norm import as_tuple, square
+from piper.runtime.optimizers.known_optimizers import is_elementwise
 from piper.runtime.state.assigned_parameters import memory_kept, refuse_aliases
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.state.loss_scale import ready
 from piper.runtime.state.offloaded_parameters import updating
-from piper.runtime.state.optimizers import is_elementwise
 from piper.runtime.state.partial_steps import step
 from piper.runtime.torch_private import has_own_step
 

@@ -17,7 +17,7 @@ from piper.plan.instructions import Plan
 from piper.runtime.comm.shared_gpu.mailboxes import are_used
 from piper.runtime.comm.shared_gpu.shared_rows import group_bytes
 from piper.runtime.hardware import gpu_memory
-from piper.runtime.state.optimizers import MakeOptimizer
+from piper.runtime.optimizers.known_optimizers import MakeOptimizer
 
 GIB = 2**30
 ADAM = 2.0  # times the parameters

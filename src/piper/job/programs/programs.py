@@ -47,13 +47,13 @@ from piper.runtime.gpu.graph_choice import (
 )
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.joined_runs import Joins, join_runs
+from piper.runtime.optimizers.own_parameters import with_attributes
 from piper.runtime.own_state_dict import state_dict_of
 from piper.runtime.processes.gathering import gather
 from piper.runtime.processes.world import refuse_wrong_world, world
 from piper.runtime.state.averages import start_late
 from piper.runtime.state.device_state import DeviceState, assembled
 from piper.runtime.state.loss_scale import DynamicLossScale
-from piper.runtime.state.own_parameters import with_attributes
 from piper.runtime.state.running_statistics import take_from_first
 
 LOG = logging.getLogger("piper")

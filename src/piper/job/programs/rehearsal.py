@@ -31,10 +31,10 @@ from piper.runtime.batch import StepInputs
 from piper.runtime.comm.gloo import Comm
 from piper.runtime.execute import Program
 from piper.runtime.joined_runs import join_runs
+from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.state.averages import advance, swap
 from piper.runtime.state.device_state import BucketState, DeviceState, assembled
 from piper.runtime.state.initial_values import Init
-from piper.runtime.state.optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.thread_devices import run_together
 
 Watch = Callable[[BucketState], None]

@@ -11,8 +11,8 @@ import torch
 from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.index import NUMBER, PARAMETER, WHOLE, Piece
 from piper.runtime.hardware import settle
+from piper.runtime.optimizers.user_optimizer import SCHEDULED, settings
 from piper.runtime.state.device_state import BucketState, DeviceState, HeldPart
-from piper.runtime.state.optimizers import SCHEDULED, settings
 
 EMA = "piper.ema"  # averages are saved like a state of the optimizer
 STEP = "step"  # a count, in torch's optimizers; may have the shape of a one-element parameter

@@ -33,8 +33,8 @@ from piper.runtime.checkpoint.process_values import (
 )
 from piper.runtime.checkpoint.reader import Reader, States, put
 from piper.runtime.checkpoint.save import Run
+from piper.runtime.optimizers.user_optimizer import forward
 from piper.runtime.state.device_state import BucketState, DeviceState
-from piper.runtime.state.optimizers import forward
 
 LOG = logging.getLogger("piper")
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from piper.errors import InputError
-from piper.runtime.state.joint_optimizers import is_torchs
+from piper.runtime.optimizers.known_optimizers import is_torchs
 from piper.runtime.torch_private import has_own_step
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
+from piper.runtime.optimizers.parameter_groups import options_of, refuse_partly_changed
 from piper.runtime.state.device_state import BucketState, DeviceState
-from piper.runtime.state.parameter_groups import options_of, refuse_partly_changed
 from piper.runtime.torch_private import foreach_lerp_
 
 

@@ -15,21 +15,20 @@ from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
 from piper.runtime.comm.gather_buffers import GatherBuffer
 from piper.runtime.host_memory import Copying, Pages
-from piper.runtime.processes.wire_format import travels
-from piper.runtime.state import offloaded_optimizer
-from piper.runtime.state.element_order import NATURAL, ElementOrder
-from piper.runtime.state.loss_scale import DynamicLossScale
-from piper.runtime.state.optimizers import (
-    MakeOptimizer,
-    MakeScheduler,
+from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler
+from piper.runtime.optimizers.parameter_groups import Options
+from piper.runtime.optimizers.user_optimizer import (
     forward,
     make_checked,
     make_scheduler,
     settings,
-    sharded_optimizer,
     step_scheduler,
 )
-from piper.runtime.state.parameter_groups import Options
+from piper.runtime.processes.wire_format import travels
+from piper.runtime.state import offloaded_optimizer
+from piper.runtime.state.element_order import NATURAL, ElementOrder
+from piper.runtime.state.loss_scale import DynamicLossScale
+from piper.runtime.state.sharded_optimizer import sharded_optimizer
 from piper.runtime.torch_private import foreach_copy_
 
 Named = tuple[str, tuple[int, ...], str]  # name, shape and dtype of a parameter

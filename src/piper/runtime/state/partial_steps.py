@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from piper.runtime.state.optimizers import is_elementwise
+from piper.runtime.optimizers.known_optimizers import is_elementwise
 from piper.runtime.torch_private import bare_optimizer, has_own_step, note_step
 
 PARTS = 4  # calls of torch.optim instead of one, about

@@ -13,20 +13,18 @@ from typing import Any
 import torch
 
 from piper.errors import StrategyError, is_out_of_memory
-from piper.runtime.state.joint_optimizers import is_torchs
-from piper.runtime.state.optimizers import (
+from piper.runtime.optimizers.known_optimizers import (
     MakeOptimizer,
     MakeScheduler,
-    chose_none,
-    forward,
-    own_tensors,
+    Named,
+    is_torchs,
 )
-from piper.runtime.state.own_parameters import WithAttributes, lent, stand_in, with_attributes
-from piper.runtime.state.parameter_groups import WithoutDecay
+from piper.runtime.optimizers.own_parameters import WithAttributes, lent, stand_in, with_attributes
+from piper.runtime.optimizers.parameter_groups import WithoutDecay
+from piper.runtime.optimizers.user_optimizer import chose_none, forward, own_tensors
 
 STEPS = 6  # of schedulers that are compared
 Options = dict[str, Any]  # of a group, without its parameters
-Named = list[tuple[str, torch.nn.Parameter]]
 
 
 def refuse_options_by_position(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from piper.errors import InputError
-from piper.runtime.state.joint_optimizers import is_torchs
+from piper.runtime.optimizers.known_optimizers import is_torchs
 
 Options = tuple[tuple[str, Any], ...]  # of one group of parameters
 PLAIN = (int, float, str, bool, type(None))

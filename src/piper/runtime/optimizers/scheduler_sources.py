@@ -7,7 +7,8 @@ the optimizer's state, nor on what other schedulers do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.optim.lr_scheduler import (
@@ -24,29 +25,36 @@ from torch.optim.lr_scheduler import (
 )
 
 from piper.errors import StrategyError
-from piper.job.options import Options
-from piper.runtime.state.lost_state import Kind, made
-from piper.runtime.state.optimizers import forward, own_tensors
-from piper.runtime.state.own_parameters import with_attributes
-from piper.runtime.state.whole_options import Options as Group
-from piper.runtime.state.whole_options import options_of, same
+from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler
+from piper.runtime.optimizers.own_parameters import with_attributes
+from piper.runtime.optimizers.small_parameters import (
+    Kind,
+    Parameters,
+    made,
+    one_of_each,
+    set_gradients,
+)
+from piper.runtime.optimizers.user_optimizer import forward, own_tensors
+from piper.runtime.optimizers.whole_options import Options, options_of, same
 
 STEPS = 6
 COUNTING = (  # torch's own, without functions of the user
     ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts, ExponentialLR, LinearLR,
     MultiStepLR, OneCycleLR, PolynomialLR, StepLR,
 )  # fmt: skip
-Rates = list[list[Group]]  # after each step, of each group
+Rates = list[list[Options]]  # after each step, of each group
 
 
 def refuse_other_sources(
-    options: Options, parameters: dict[str, torch.nn.Parameter], several: bool
+    make: MakeOptimizer,
+    schedule: MakeScheduler | None,
+    parameters: Mapping[str, torch.nn.Parameter],
+    several: bool,
 ) -> None:
     """Try it on small parameters. If that fails, assume that it is fine."""
-    if options.lr_scheduler is None:
+    if schedule is None:
         return
-    kinds = [*{one.dim(): (name, one.dim()) for name, one in parameters.items()}.values()]
-    trial = Trial(options, parameters, kinds)
+    trial = Trial(with_attributes(make, parameters), schedule, one_of_each(parameters))
     try:
         if trial.only_counts():
             return
@@ -63,18 +71,16 @@ def refuse_other_sources(
         return
 
 
+@dataclass(frozen=True)
 class Trial:
-    def __init__(
-        self, options: Options, parameters: dict[str, torch.nn.Parameter], kinds: Sequence[Kind]
-    ) -> None:
-        self.make = with_attributes(options.optimizer, parameters)
-        self.schedule, self.kinds = options.lr_scheduler, kinds
+    make: MakeOptimizer
+    schedule: MakeScheduler
+    kinds: Sequence[Kind]
 
     def only_counts(self) -> bool:
         return type(self.made()[2]) in COUNTING
 
-    def made(self) -> tuple[torch.optim.Optimizer, list[torch.nn.Parameter], LRScheduler]:
-        assert self.schedule is not None
+    def made(self) -> tuple[torch.optim.Optimizer, Parameters, LRScheduler]:
         optimizer, parameters = made(self.make, self.kinds)
         own_tensors(optimizer)
         return optimizer, parameters, self.schedule(optimizer)
@@ -87,9 +93,7 @@ class Trial:
         both, found = [self.made() for _ in scales], []
         for step in range(STEPS):
             for scale, (optimizer, parameters, _) in zip(scales, both, strict=True):
-                draw = torch.Generator().manual_seed(step)
-                for one in parameters:
-                    one.grad = scale * torch.randn(one.shape, generator=draw)
+                set_gradients(parameters, step, scale)
                 optimizer.step()
                 if gone:
                     optimizer.zero_grad()

@@ -11,22 +11,25 @@ from collections.abc import Mapping
 import torch
 
 from piper.errors import StrategyError
-from piper.job.options import Options
-from piper.runtime.state.optimizers import forward, own_tensors
-from piper.runtime.state.own_parameters import with_attributes
-from piper.runtime.state.whole_options import STEPS, is_plain
+from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler, Named
+from piper.runtime.optimizers.own_parameters import with_attributes
+from piper.runtime.optimizers.user_optimizer import forward, own_tensors
+from piper.runtime.optimizers.whole_options import STEPS, is_plain
 
-Named = list[tuple[str, torch.nn.Parameter]]
 SMALL = 2**12  # elements that are copied for a trial
 
 
-def refuse_changed_weights(options: Options, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+def refuse_changed_weights(
+    make: MakeOptimizer,
+    schedule: MakeScheduler | None,
+    parameters: Mapping[str, torch.nn.Parameter],
+) -> None:
     """Try them on copies. If they cannot be tried, assume that they are fine."""
-    if is_plain(options.optimizer) and options.lr_scheduler is None:
+    if is_plain(make) and schedule is None:
         return
     named = [(name, copied(one)) for name, one in parameters.items()]
     before = [parameter.detach().clone() for _, parameter in named]
-    optimizer = made(options, parameters, named)
+    optimizer = made(with_attributes(make, parameters), named)
     if name := changed(named, before):
         raise StrategyError.of(
             "optimizer",
@@ -34,8 +37,8 @@ def refuse_changed_weights(options: Options, parameters: Mapping[str, torch.nn.P
             "change weights before, on the model (with torch.no_grad(): ...), or in the "
             "optimizer's step",
         )
-    if optimizer is not None and options.lr_scheduler is not None:
-        schedule(options, optimizer, named)
+    if optimizer is not None and schedule is not None:
+        step(schedule, optimizer, named)
         if name := changed(named, before):
             raise StrategyError.of(
                 "lr_scheduler",
@@ -51,24 +54,19 @@ def copied(own: torch.nn.Parameter) -> torch.nn.Parameter:
     return torch.nn.Parameter(own.detach().cpu().clone(), own.requires_grad)
 
 
-def made(
-    options: Options, parameters: Mapping[str, torch.nn.Parameter], named: Named
-) -> torch.optim.Optimizer | None:
+def made(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer | None:
     try:
         with torch.enable_grad():
-            optimizer: torch.optim.Optimizer = with_attributes(options.optimizer, parameters)(
-                list(named)
-            )
+            optimizer = make(list(named))
         own_tensors(optimizer)
         return optimizer
     except Exception:  # whatever it is, it happens in the calls that count as well
         return None
 
 
-def schedule(options: Options, optimizer: torch.optim.Optimizer, named: Named) -> None:
-    assert options.lr_scheduler is not None
+def step(schedule: MakeScheduler, optimizer: torch.optim.Optimizer, named: Named) -> None:
     try:
-        scheduler = options.lr_scheduler(optimizer)
+        scheduler = schedule(optimizer)
         for _, parameter in named:
             optimizer.state[parameter].update()  # there is one after a step, and it may be counted
         forward(scheduler, STEPS)

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from piper.errors import StrategyError
-from piper.runtime.state.common_quantities import depend_on_each_other
-from piper.runtime.torch_private import has_own_step
+from piper.runtime.optimizers.common_quantities import depend_on_each_other
+from piper.runtime.optimizers.known_optimizers import MakeOptimizer, Named, is_known
+from piper.runtime.optimizers.small_parameters import (
+    Kind,
+    close,
+    kind,
+    set_gradients,
+    small,
+)
 
-Named = list[tuple[str, torch.nn.Parameter]]
-Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
 SCALES = (1e3, 1.0, 1e-3)  # of gradients, one step each: reveals clipping by a norm
 
 
-def refuse_joint(make: Make, optimizer: torch.optim.Optimizer, named: Named) -> None:
+def refuse_joint(make: MakeOptimizer, optimizer: torch.optim.Optimizer, named: Named) -> None:
     """Try an optimizer that is not torch's on two small parameters: together, and one by one.
 
     If it cannot be tried on them, assume that it is fine.
     """
     if is_known(optimizer):
         return
-    names = [(name, parameter.dim()) for name, parameter in named][:2]
-    names += [(f"{names[0][0]}_again", names[0][1])] if len(names) == 1 else []
+    kinds = [kind(*one) for one in named][:2]
+    kinds += [(f"{kinds[0][0]}_again", kinds[0][1])] if len(kinds) == 1 else []
     try:
-        together, alone = trained(make, [names]), trained(make, [[one] for one in names])
+        together, alone = trained(make, [kinds]), trained(make, [[one] for one in kinds])
     except Exception:
         return
     pairs = zip(together, alone, strict=True)
-    if any(not torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in pairs):
+    if any(not close(a, b) for a, b in pairs):
         raise joint(optimizer)
 
 
-def refuse_common(make: Make, buckets: Sequence[Named]) -> None:
+def refuse_common(make: MakeOptimizer, buckets: Sequence[Named]) -> None:
     """One that looks at several parameters only late or seldom, where there are several buckets."""
     pairs = list(pairs_of(buckets))
     if not pairs:
@@ -42,7 +47,7 @@ def refuse_common(make: Make, buckets: Sequence[Named]) -> None:
         optimizer = make(list(pairs[0]))
     except Exception:  # whatever it is, it happens in the calls that count as well
         return
-    kinds = ([(name, one.dim()) for name, one in pair] for pair in pairs)
+    kinds = ([kind(*one) for one in pair] for pair in pairs)
     if not is_known(optimizer) and any(depend_on_each_other(make, pair) for pair in kinds):
         raise joint(optimizer)
 
@@ -59,21 +64,6 @@ def pairs_of(buckets: Sequence[Named]) -> Iterator[Named]:
             yield firsts[:2]
 
 
-def is_known(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is torch's, as it is, or says that it treats every element by itself."""
-    own = is_torchs(type(optimizer)) and not has_own_step(optimizer)
-    return own or getattr(optimizer, "elementwise", False)
-
-
-def is_torchs(kind: type) -> bool:
-    """
-    >>> class Adam(torch.optim.Adam): ...
-    >>> is_torchs(torch.optim.Adam), is_torchs(Adam)
-    (True, False)
-    """
-    return vars(torch.optim).get(kind.__name__) is kind
-
-
 def joint(optimizer: torch.optim.Optimizer) -> StrategyError:
     return StrategyError.of(
         "optimizer",
@@ -84,20 +74,15 @@ def joint(optimizer: torch.optim.Optimizer) -> StrategyError:
     )
 
 
-def trained(make: Make, groups: list[list[tuple[str, int]]]) -> list[torch.Tensor]:
+def trained(make: MakeOptimizer, groups: list[list[Kind]]) -> list[torch.Tensor]:
     """Small parameters after a few steps, with an optimizer for each group."""
-    draw = torch.Generator().manual_seed(0)
+    named = small([one for group in groups for one in group])
+    rest = iter(named)
     with torch.enable_grad():
-        made = [
-            [(name, torch.nn.Parameter(torch.randn([2] * dims, generator=draw)))
-             for name, dims in group]
-            for group in groups
-        ]  # fmt: skip
-        optimizers = [make(list(group)) for group in made]
-    flat = [parameter for group in made for _, parameter in group]
-    for scale in SCALES:
-        for parameter in flat:
-            parameter.grad = scale * torch.randn(parameter.shape, generator=draw)
+        optimizers = [make([next(rest) for _ in group]) for group in groups]
+    parameters = [parameter for _, parameter in named]
+    for step, scale in enumerate(SCALES):
+        set_gradients(parameters, step, scale)
         for optimizer in optimizers:
             optimizer.step()
-    return [parameter.detach() for parameter in flat]
+    return [parameter.detach() for parameter in parameters]

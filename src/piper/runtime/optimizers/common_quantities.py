@@ -7,15 +7,21 @@ gets gradients of many kinds, over many steps, and the update of another must no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-Named = list[tuple[str, torch.nn.Parameter]]
-Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
+from piper.runtime.optimizers.known_optimizers import MakeOptimizer
+from piper.runtime.optimizers.small_parameters import (
+    Kind,
+    Parameters,
+    close,
+    made,
+    set_gradients,
+)
+
 Pattern = Callable[[int], float]  # from a step to what its gradient is multiplied by
-Kind = tuple[str, int]  # of a parameter: its name, and how many dimensions it has
 
 STEPS, LATE = 16, 1000  # so many steps are done, and so many are skipped in between
 DECAY = 0.5  # of the rate, from step to step
@@ -29,50 +35,38 @@ OTHERS: Sequence[Pattern] = (
 OWN: Sequence[Pattern] = (lambda step: 1.0, lambda step: 1e-3 * (-1) ** step)
 
 
-def depend_on_each_other(make: Make, kinds: Sequence[Kind]) -> bool:
+def depend_on_each_other(make: MakeOptimizer, kinds: Sequence[Kind]) -> bool:
     """Whether gradients of the first of two parameters change the second one.
 
     If it cannot be tried on small ones, assume that they do not.
     """
     for own in OWN:
         found = [one for other in OTHERS if (one := path(make, kinds, other, own)) is not None]
-        if any(not same(found[0], one) for one in found[1:]):
+        if any(not close(found[0], one) for one in found[1:]):
             return True
     return False
 
 
-def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-5, atol=1e-7, equal_nan=True)
-
-
-def path(make: Make, kinds: Sequence[Kind], other: Pattern, own: Pattern) -> torch.Tensor | None:
+def path(
+    make: MakeOptimizer, kinds: Sequence[Kind], other: Pattern, own: Pattern
+) -> torch.Tensor | None:
     """The values of the second parameter after each step."""
-    draw = torch.Generator().manual_seed(0)
     try:
-        with torch.enable_grad():
-            named = [(name, small(dims, draw)) for name, dims in kinds]
-            optimizer = make(list(named))
-        slopes = [torch.randn(one.shape, generator=draw) for _, one in named]
-        return torch.stack([*steps(optimizer, named, slopes, (other, own))])
+        return torch.stack([*steps(*made(make, kinds), (other, own))])
     except Exception:  # whatever a user's optimizer raises
         return None
 
 
-def small(dims: int, draw: torch.Generator) -> torch.nn.Parameter:
-    return torch.nn.Parameter(torch.randn([2] * dims, generator=draw))
-
-
 def steps(
-    optimizer: torch.optim.Optimizer,
-    named: Named,
-    slopes: Sequence[torch.Tensor],
-    patterns: Sequence[Pattern],
+    optimizer: torch.optim.Optimizer, parameters: Parameters, patterns: Sequence[Pattern]
 ) -> Iterator[torch.Tensor]:
     for step in range(STEPS):
-        for (_, one), slope, pattern in zip(named, slopes, patterns, strict=True):
-            one.grad = slope * pattern(step)
+        set_gradients(parameters, step=0)
+        for one, pattern in zip(parameters, patterns, strict=True):
+            assert one.grad is not None
+            one.grad *= pattern(step)
         optimizer.step()
-        yield named[1][1].detach().clone()
+        yield parameters[1].detach().clone()
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * DECAY
         if step == STEPS // 2:

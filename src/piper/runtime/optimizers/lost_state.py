@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
 
-from piper.runtime.state.joint_optimizers import is_known
+from piper.runtime.optimizers.known_optimizers import MakeOptimizer, is_known
+from piper.runtime.optimizers.small_parameters import (
+    Kind,
+    Parameters,
+    close,
+    made,
+    set_gradients,
+)
 
-Parameters = list[torch.nn.Parameter]
-Make = Callable[[Iterable[tuple[str, torch.nn.Parameter]]], torch.optim.Optimizer]
-Kind = tuple[str, int]  # of a parameter: its name, and how many dimensions it has
 BEFORE, AFTER = 3, 12  # steps before and after another optimizer goes on
 OF_TORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
 
 
-def lost_state(make: Make, kinds: Sequence[Kind]) -> str | None:
+def lost_state(make: MakeOptimizer, kinds: Sequence[Kind]) -> str | None:
     """What would be lost in an optimizer that goes on with `state` alone; None: nothing matters.
 
     If it cannot be tried on small parameters, assume that nothing does.
@@ -34,24 +38,12 @@ def lost_state(make: Make, kinds: Sequence[Kind]) -> str | None:
     except Exception:  # whatever a user's optimizer raises
         return None
     pairs = zip(parameters, others, strict=True)
-    same = all(torch.allclose(a, b, rtol=1e-5, atol=1e-7, equal_nan=True) for a, b in pairs)
-    return None if same else names
-
-
-def made(make: Make, kinds: Sequence[Kind]) -> tuple[torch.optim.Optimizer, Parameters]:
-    draw = torch.Generator().manual_seed(0)
-    values = [torch.randn([2] * dims, generator=draw) for _, dims in kinds]
-    with torch.enable_grad():
-        parameters = [torch.nn.Parameter(one) for one in values]
-        names = [name for name, _ in kinds]
-        return make(list(zip(names, parameters, strict=True))), parameters
+    return None if all(close(a, b) for a, b in pairs) else names
 
 
 def train(optimizer: torch.optim.Optimizer, parameters: Parameters, steps: range) -> None:
     for step in steps:
-        draw = torch.Generator().manual_seed(step)
-        for one in parameters:
-            one.grad = torch.randn(one.shape, generator=draw)
+        set_gradients(parameters, step)
         optimizer.step()
 
 
