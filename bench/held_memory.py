@@ -47,12 +47,15 @@ def pipeline(arena: RealArena) -> Iterator[tuple[str, Maker]]:
 def experts(arena: RealArena) -> Iterator[tuple[str, Maker]]:
     size, parts, world = replace(arena.size, expert_hidden=4096), 4, arena.world
     data, model = size.batch(arena.rank, parts), arena.shelf.get(size, 1, moe=True)
-    ours: dict[str, Any] = dict(real_experts.pipers(arena, size, data, parts, 1, {"1f1b": 1}))
+    ours: dict[str, Any] = dict(
+        real_experts.pipers(arena, size, data, parts, 1, {"1f1b": 1, "dualpipev": 2})
+    )
     for name, make in ours.items():
         yield name, make
         yield f"{name} eager", partial(make, graphs=False)
-    way, loss = real_experts.way_of(size, 1, 1, world, False), real_experts.logits_loss
-    yield "megatron", partial(megatron, arena, model, size, parts, way, loss)
+    for name, grouped in (("megatron", False), ("megatron, our experts", True)):
+        way, loss = real_experts.way_of(size, 1, 1, world, grouped), real_experts.logits_loss
+        yield name, partial(megatron, arena, model, size, parts, way, loss)
 
 
 ROWS = {"pipeline": pipeline, "experts": experts}
@@ -130,6 +133,9 @@ def main() -> None:
             arena.watch()
             found = measured(arena, make)
             arena.say("\n".join(text(name, *found)))
+            reserved, live = (arena.everywhere(float(bytes)) for bytes in found[:2])
+            rows = zip(live, reserved, strict=True)
+            arena.say(f"   all ranks: {[f'{a / MIB:.0f} of {b / MIB:.0f}' for a, b in rows]}")
     arena.fence()
 
 

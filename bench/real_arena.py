@@ -69,6 +69,7 @@ class RealArena(Arena):
             self.say(f"-- {entry}: left out after {self.chosen.seconds:.0f} s")
             return
         self.say(f"-- {entry}")
+        makers = {n: m for n, m in makers.items() if any(o in n for o in self.chosen.only)}
         if self.chosen.kernels:
             self.profile(entry, makers)
             return

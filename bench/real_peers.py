@@ -180,6 +180,7 @@ def options() -> argparse.Namespace:
     add("--repeats", type=int, default=9)
     add("--match", nargs="*", default=[], help="only entries whose names contain one of these")
     add("--skip", nargs="*", default=[], help="no entries whose names contain one of these")
+    add("--only", nargs="*", default=[""], help="only contenders whose names contain one of these")
     add("--peers-only", action="store_true", help="without Piper, to see that the peers run")
     add("--eager", action="store_true", help="Piper without CUDA graphs, too")
     add("--kernels", action="store_true", help="profile a step of each, by kinds of kernels")
