@@ -116,6 +116,36 @@ def test_a_region_without_backward_is_not_described_twice() -> None:
     assert not found.model_with([()]).by_id["PP0"].recomputed
 
 
+def normed(self: nn.Module, x: Tensor) -> Tensor:
+    return self.b(functional.layer_norm(self.a(x), (8,)))
+
+
+def widened(self: nn.Module, x: Tensor) -> Tensor:
+    """A norm by hand in a wider type, as Hugging Face's models have it."""
+    wide = self.a(x).to(torch.float64)
+    return self.b((wide * wide.pow(2).mean(-1, keepdim=True).rsqrt()).to(x.dtype))
+
+
+@pytest.mark.parametrize(
+    ("body", "kept", "lean"),
+    [
+        # rows of 8 numbers of 4 bytes: a's result, the norm's, its mean and scale
+        (normed, 4 * (8 + 8 + 1 + 1) * 4, 4 * (8 + 1 + 1) * 4),
+        # a's result as 8 bytes or as it is, the scale, and what b reads: two operators make that
+        (widened, 4 * (8 * 8 + 8 + 8 * 4), 4 * (8 * 4 + 8 + 8 * 4)),
+    ],
+)
+def test_norms_are_repeated_from_what_they_read_in_its_own_type(
+    body: Body, kept: int, lean: int
+) -> None:
+    found, _ = captured(body)
+    whole = found.model_with([("costly",)]).by_id["PP1"]
+    region = whole.recomputed[("costly",)]
+
+    assert sum(spec.nbytes for spec in whole.saved) == kept
+    assert sum(spec.nbytes for spec in region.saved) == lean
+
+
 def top(self: nn.Module, x: Tensor) -> Tensor:
     score, chosen = torch.tanh(self.a(x)).topk(3)
     return torch.sin(self.b(x)).gather(1, chosen) * score

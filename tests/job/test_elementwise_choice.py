@@ -145,8 +145,8 @@ def test_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
         compiled(pipeline())
 
     assert (
-        "PP0, PP1, PP2 recompute results of elementwise operators: 1.1 KiB less per microbatch "
-        "(Remat(where(), keep=1.0) keeps everything)"
+        "PP0, PP1, PP2 recompute results of elementwise operators and norms: 1.1 KiB less per "
+        "microbatch (Remat(where(), keep=1.0) keeps everything)"
     ) in caplog.text
 
 

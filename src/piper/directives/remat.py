@@ -28,9 +28,9 @@ class Remat(Directive):
 
     The forward keeps only the inputs of a region, and the few results that would differ if they
     were computed again (`topk`, `sort`). `keep` names more that is kept: "matmuls", "attention",
-    both, "costly" (all but results of elementwise operators), or a share of the bytes that the
-    region keeps without `Remat`. If the backward is split, BI recomputes and BW reads what it needs
-    from BI.
+    both, "costly" (all but results of elementwise operators and norms), or a share of the
+    bytes that the region keeps without `Remat`. If the backward is split, BI recomputes and BW
+    reads what it needs from BI.
 
     With `keep="auto"` or a `memory_gib`, the compiler chooses for each region: it recomputes as
     little as fits in that much memory of a device, by default in what the device has.

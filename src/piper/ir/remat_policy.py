@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MATMULS, ATTENTION, TOPK = "matmuls", "attention", "topk"
-COSTLY = "costly"  # all but what elementwise operators compute from the rest
+COSTLY = "costly"  # all but what elementwise operators and norms compute from the rest
 NAMES = (MATMULS, ATTENTION, TOPK, COSTLY)  # kinds of results that can be kept
 
 RematPolicy = tuple[str, ...] | float
@@ -27,11 +27,11 @@ def policy_text(keep: RematPolicy) -> str:
     >>> policy_text(()), policy_text(("matmuls", "attention")), policy_text(0.25)
     ('inputs', 'inputs, matmuls and attention', 'inputs and 25 % of the activations')
     >>> policy_text(("costly",))
-    'all but results of elementwise operators'
+    'all but results of elementwise operators and norms'
     """
     if isinstance(keep, float):
         return f"inputs and {100 * keep:g} % of the activations"
     if COSTLY in keep:
-        return "all but results of elementwise operators"
+        return "all but results of elementwise operators and norms"
     *others, last = ("inputs", *keep)
     return f"{', '.join(others)} and {last}" if others else last

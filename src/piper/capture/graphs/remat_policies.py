@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 
 import torch
 from torch import fx
@@ -13,6 +14,7 @@ from piper.capture.fx_nodes import closure
 from piper.capture.graphs.flops import bytes_of, flops_of
 from piper.capture.graphs.joint import Joint
 from piper.capture.graphs.partition import Partition
+from piper.capture.kernels import rms_norm
 from piper.capture.kernels.unrepeatable import MAY_DIFFER, may_differ
 from piper.capture.torch_private import OpOverload, is_view
 from piper.ir.partition.knapsack import Option, best_options
@@ -23,6 +25,7 @@ aten = torch.ops.aten
 INTENSITY = 200.0  # FLOPs in the time of moving a byte, about as on an H200
 SMALL = 1 / 16  # of the largest result that is kept: less is not worth an operator
 COPIES = frozenset({aten._to_copy.default})  # elementwise, though torch does not say so
+NORMS = frozenset({aten.native_layer_norm.default, aten._fused_rms_norm.default, rms_norm.FORWARD})
 
 
 def nodes_to_keep(joint: Joint, cut: Partition, policy: RematPolicy) -> frozenset[str]:
@@ -35,20 +38,49 @@ def nodes_to_keep(joint: Joint, cut: Partition, policy: RematPolicy) -> frozense
 
 
 def costly(joint: Joint, cut: Partition) -> set[fx.Node]:
-    """What is saved, except results of elementwise operators on something that is there anyway.
+    """What is saved, except what elementwise operators and norms make of something that is there.
 
-    Repeating those takes one operator each, and nothing else has to be kept for it.
+    Repeating those takes one operator each, and nothing else has to be kept for it. Of a copy in a
+    wider type, its narrower source is kept.
     """
     there = {*cut.saved, *(joint.arguments[position] for position in cut.backward_arguments)}
     least = SMALL * max(map(bytes_of, cut.saved), default=0)
-    return set(cut.saved) - {
-        node
+    read = {  # others may hold results
+        node: cheaply_from(node)
         for node in cut.saved
-        if is_elementwise(node)
-        and bytes_of(node) >= least
-        and node not in joint.results  # others may hold it
-        and all(is_there(source, there) for source in node.all_input_nodes)
+        if bytes_of(node) >= least and node not in joint.results
     }
+    repeated = {node for node, some in read.items() if some and all_there(some, there)}
+    wide = widened(read.keys() - repeated, there)
+    return {*cut.saved, *wide} - {*repeated, *chain.from_iterable(wide.values())}
+
+
+def cheaply_from(node: fx.Node) -> list[fx.Node]:
+    """What an operator reads that gives it again and mostly moves bytes. Empty if none does."""
+    if is_elementwise(node):
+        return node.all_input_nodes
+    maker = node.args[0] if node.target is operator.getitem else None
+    is_norm = isinstance(maker, fx.Node) and maker.target in NORMS and node.args[1] == 0
+    return maker.all_input_nodes if isinstance(maker, fx.Node) and is_norm else []
+
+
+def widened(nodes: Iterable[fx.Node], there: Collection[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """Those that are copies, by what they are copies of, where that is not there and smaller."""
+    groups: dict[fx.Node, list[fx.Node]] = {}
+    for node in nodes:
+        source = viewed(node.all_input_nodes[0]) if node.target in COPIES else node
+        if source.op == "call_function" and source not in there:
+            groups.setdefault(source, []).append(node)
+    return {
+        source: copies
+        for source, copies in groups.items()
+        if bytes_of(source) < sum(map(bytes_of, copies))
+    }
+
+
+def viewed(node: fx.Node) -> fx.Node:
+    """What a view shows."""
+    return viewed(node.all_input_nodes[0]) if is_view(node) else node
 
 
 def is_elementwise(node: fx.Node) -> bool:
@@ -56,10 +88,11 @@ def is_elementwise(node: fx.Node) -> bool:
     return node.target in COPIES or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
-def is_there(node: fx.Node, known: Collection[fx.Node]) -> bool:
-    """Whether it is known, or a view of something known."""
-    return node in known or (
-        is_view(node) and all(is_there(n, known) for n in node.all_input_nodes)
+def all_there(nodes: Iterable[fx.Node], known: Collection[fx.Node]) -> bool:
+    """Whether they are known, or views of something known."""
+    return all(
+        node in known or (is_view(node) and all_there(node.all_input_nodes, known))
+        for node in nodes
     )
 
 

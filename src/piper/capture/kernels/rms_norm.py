@@ -39,7 +39,7 @@ def _backward(
     return found, (of_weight.sum(outer) if outer else of_weight).to(weight.dtype)
 
 
-_FORWARD = computed(f"rms_norm_forward({_GIVEN}) -> (Tensor, Tensor)", _forward, _forward)
+FORWARD = computed(f"rms_norm_forward({_GIVEN}) -> (Tensor, Tensor)", _forward, _forward)
 _BACKWARD = computed(
     "rms_norm_backward(Tensor grad, Tensor x, int[] shape, Tensor scale, Tensor? weight) "
     "-> (Tensor, Tensor)",
@@ -53,7 +53,7 @@ class _RmsNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
     ) -> Tensor:
-        found, scale = _FORWARD(x, shape, weight, eps)
+        found, scale = FORWARD(x, shape, weight, eps)
         ctx.shape = shape
         ctx.save_for_backward(x, scale, weight)
         return found

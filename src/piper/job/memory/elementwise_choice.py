@@ -1,8 +1,9 @@
 """Results of elementwise operators that would wait for a backward are recomputed where many wait.
 
 A pipeline keeps activations of several microbatches at once, and experts get more rows than their
-share. There, what one elementwise operator computes from something that is kept anyway, such as the
-product in a SwiGLU, is not kept. The backward repeats these operators, with the same bits.
+share. There, what one elementwise operator or norm computes from something that is kept anyway,
+such as the product in a SwiGLU, is not kept. The backward repeats these operators, with the same
+bits.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from piper.ir.model import Model, Region
 from piper.ir.remat_policy import COSTLY, RematPolicy
 from piper.job.compile.compiler import Compiled
 from piper.job.memory.memory_limit import MemoryLimit
-from piper.job.memory.remat_choice import exactly, most_alive
+from piper.job.memory.remat_choice import exactly, most_alive, passes
 from piper.job.memory.zero_choice import accumulates, choice_lines, is_pipeline
+from piper.names import BW, F, RegionId
 from piper.plan.analyse.memory import peak
+from piper.plan.instructions import Plan
 from piper.view.reports.recomputation import freed_text, names_text
 
 Program = Sequence[Directive]
@@ -59,12 +62,31 @@ def directives(kept: Compiled) -> Iterator[Remat]:
 
 
 def worth_it(kept: Compiled) -> Iterator[Region]:
-    alive = [most_alive(plan) for plan in kept.plans]
+    """Regions that wait, and for which it frees enough."""
+    find = waiting if kept.dag.shardings else of_several
+    held = {region for plan in kept.plans for region in find(plan)}
     for region in kept.dag.model.regions:
         found = region.recomputed.get(POLICY)
-        many = region.id in kept.dag.shardings or any(one[region.id] > 1 for one in alive)
-        if many and found and found.recomputes and found.recomputes.frees >= LEAST:
+        enough = found and found.recomputes and found.recomputes.frees >= LEAST
+        if region.id in held and enough:
             yield region
+
+
+def of_several(plan: Plan) -> Iterator[RegionId]:
+    """Regions of which a device keeps activations of several microbatches at once."""
+    return (region for region, most in most_alive(plan).items() if most > 1)
+
+
+def waiting(plan: Plan) -> Iterator[RegionId]:
+    """Regions whose activations a device keeps while other backwards run."""
+    backwards, before = 0, dict[RegionId, int]()
+    for region, phase in passes(plan):
+        if phase is F:
+            before[region] = backwards
+            continue
+        if phase is not BW and backwards > before[region]:
+            yield region
+        backwards += 1
 
 
 def most_held(made: Compiled) -> int:
@@ -79,6 +101,7 @@ def chosen_lines(program: Program, made: Compiled, limit: MemoryLimit | None) ->
     if found and may_choose(program):
         freed = sum(one.recomputes.frees for one in found if one.recomputes)
         yield (
-            f"{names_text([one.id for one in found])} recompute results of elementwise operators: "
-            f"{freed_text(freed)} per microbatch (Remat(where(), keep=1.0) keeps everything)"
+            f"{names_text([one.id for one in found])} recompute results of elementwise operators "
+            f"and norms: {freed_text(freed)} per microbatch "
+            "(Remat(where(), keep=1.0) keeps everything)"
         )

@@ -156,9 +156,13 @@ def phases_of(dag: Dag) -> dict[RegionId, set[Phase]]:
 def most_alive(plan: Plan) -> Counter[RegionId]:
     """For how many microbatches at once a device keeps activations of each region."""
     now, most = Counter[RegionId](), Counter[RegionId]()
-    for one in plan.instructions:
-        if isinstance(one, Run):
-            region, phase = RegionId(one.region), Phase(one.phase)
-            now[region] += 1 if phase is F else -1 if phase in (B, BI) else 0
-            most[region] = max(most[region], now[region])
+    for region, phase in passes(plan):
+        now[region] += 1 if phase is F else -1 if phase in (B, BI) else 0
+        most[region] = max(most[region], now[region])
     return most
+
+
+def passes(plan: Plan) -> Iterator[tuple[RegionId, Phase]]:
+    """In the order in which a device runs them."""
+    runs = (one for one in plan.instructions if isinstance(one, Run))
+    return ((RegionId(run.region), Phase(run.phase)) for run in runs)
