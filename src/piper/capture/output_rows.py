@@ -9,7 +9,7 @@ from torch import fx, nn
 from piper.capture import torch_private
 from piper.capture.fx_nodes import value
 from piper.capture.precision import Precision
-from piper.capture.trace.arguments.inputs import inputs_of
+from piper.capture.trace.arguments.inputs import Inputs, inputs_of
 from piper.capture.trace.arguments.outputs import Output, is_tensor
 from piper.capture.trace.forward import output_graph
 
@@ -28,15 +28,54 @@ def row_dimensions(
     A size that equals the number of rows by chance does not grow with it.
     """
     inputs = inputs_of(example, whole)
-    rows = inputs.rows or 0
-    shapes = [tuple(leaf[0]) for leaf in output[0] if is_tensor(leaf)]
+    rows, shapes = inputs.rows or 0, _shapes(output)
+    found = _with_twice_the_rows(model, inputs, device, precision)
+    if found is None:
+        return tuple(0 if shape[:1] == (rows,) else None for shape in shapes)
+    return tuple(_grown(one, other, rows) for one, other in zip(shapes, found, strict=True))
+
+
+def unclear_dimensions(
+    model: nn.Module,
+    output: Output,
+    example: tuple[Any, ...],
+    whole: frozenset[int],
+    device: str,
+    precision: Precision | None,
+) -> tuple[int | None, ...]:
+    """Of each tensor that a model returns, the first dimension that grows with the rows of its
+    batch, which is the second of what recurrent layers return.
+
+    Empty if sizes say that it is the first, or if the model does not run with more rows.
+    """
+    inputs = inputs_of(example, whole)
+    rows, shapes = inputs.rows or 0, _shapes(output)
+    if not rows or not any(_is_unclear(shape, rows) for shape in shapes):
+        return ()
+    found = _with_twice_the_rows(model, inputs, device, precision) or []
+    pairs = zip(shapes, found, strict=bool(found))
+    return tuple(next(iter(_moved(one, other)), None) for one, other in pairs)
+
+
+def _is_unclear(shape: Sequence[int], rows: int) -> bool:
+    return len(shape) > 1 and (shape[0] != rows or rows in shape[1:])
+
+
+def _shapes(output: Output) -> list[tuple[int, ...]]:
+    return [tuple(leaf[0]) for leaf in output[0] if is_tensor(leaf)]
+
+
+def _with_twice_the_rows(
+    model: nn.Module, inputs: Inputs, device: str, precision: Precision | None
+) -> list[tuple[int, ...]] | None:
+    """The shapes that a model returns. None: it does not run."""
     try:
         with torch_private.fake_errors_unlogged(), torch.enable_grad():
-            twice = output_graph(model, inputs.with_rows(2 * rows), device, precision).graph
-    except Exception:  # with twice the rows, a model may not run
-        return tuple(0 if shape[:1] == (rows,) else None for shape in shapes)
-    found = [tuple(value(_returned(one)).shape) for one in twice.output_node().args[0][0].args[0]]
-    return tuple(_grown(one, other, rows) for one, other in zip(shapes, found, strict=True))
+            twice = inputs.with_rows(2 * (inputs.rows or 0))
+            graph = output_graph(model, twice, device, precision).graph
+    except Exception:  # whatever it is
+        return None
+    return [tuple(value(_returned(one)).shape) for one in graph.output_node().args[0][0].args[0]]
 
 
 def _returned(flat: fx.Node) -> fx.Node:
@@ -51,7 +90,11 @@ def _grown(one: Sequence[int], other: Sequence[int], rows: int) -> int | None:
     >>> _grown((2, 2, 3), (2, 4, 3), 2), _grown((2, 2), (4, 4), 2), _grown((6, 3), (12, 3), 2)
     (1, None, None)
     """
-    if len(one) != len(other):
-        return None
-    moved = [k for k, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+    moved = _moved(one, other)
     return moved[0] if len(moved) == 1 and one[moved[0]] == rows else None
+
+
+def _moved(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    if len(one) != len(other):
+        return []
+    return [k for k, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]

@@ -374,7 +374,8 @@ class Job:
         parts = batch.parts(self.microbatches, self.rows.microbatches(batch))
         one, runs = reduction.example(parts), TrialRuns(self.model, self.loss_fn, self.initial)
         if reduction.is_guessed:
-            refuse_no_mean(self.loss_fn, found.output, batch, one.rows or 0, reduction.kind)
+            given = batch, one.rows or 0, reduction.kind, reduction.form.dims
+            refuse_no_mean(self.loss_fn, found.output, *given)
         said = self.options.says_reduction
         whole = WholeBatch(self.rows.of_all_microbatches(batch), runs, self.precision)
         trial = self.trials.lines(self.kind(one), runs, found, one, reduction, said, whole)

@@ -55,6 +55,7 @@ class LossForm:
     sums: tuple[int, ...] = ()  # tensors that the model returns, by position: sums over rows
     growing: str = ""  # the line of an output that grows with the rows, where a mean should be
     unknown: tuple[str, ...] = ()  # lines of outputs that count as means, without a proof
+    dims: tuple[int | None, ...] = ()  # of rows in these tensors, if sizes do not say it
     others: tuple[tuple[int, "LossForm"], ...] = ()  # for microbatches of so many rows
 
     def of(self, rows: int | None) -> "LossForm":
@@ -106,16 +107,17 @@ def function_form(
     otherwise: LossForm,
     whole: frozenset[int] = frozenset(),
     growing: Sequence[GrowingOutput] = (),
+    dims: tuple[int | None, ...] = (),
 ) -> LossForm:
     """The form of a loss function of the model's `output` and the last of the arguments.
 
     `whole`: the tensors of the arguments that all microbatches share. `growing`: outputs that are
-    no means over rows.
+    no means over rows. `dims`: where outputs have rows, if sizes do not say it.
     """
     sums = tuple(one.position for one in growing if one.kind == "sum")
     unknown = tuple(one.where for one in growing if one.kind == "unknown")
     growing = [one for one in growing if one.kind != "unknown"]
-    otherwise = replace(otherwise, sums=sums, unknown=unknown)
+    otherwise = replace(otherwise, sums=sums, unknown=unknown, dims=dims)
     if growing:
         otherwise = replace(otherwise, growing=growing[0].where)
     batch = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)]
@@ -127,8 +129,8 @@ def function_form(
     with suppress(Exception), torch_private.fake_errors_unlogged(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they have been seen when the model was traced
         given = loss_fn, output, arguments[-1], rows
-        found = _of_function(*given, len(batch), whole, growing)
-        return replace(found, sums=sums, unknown=unknown) if found else otherwise
+        found = _of_function(*given, len(batch), whole, growing, dims)
+        return replace(found, sums=sums, unknown=unknown, dims=dims) if found else otherwise
     return otherwise
 
 
@@ -140,12 +142,13 @@ def _of_function(
     tensors: int,
     whole: frozenset[int],
     growing: Sequence[GrowingOutput],
+    dims: Sequence[int | None],
 ) -> LossForm | None:
     """Trace the loss alone, for these rows and for twice as many."""
     many = sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(labels))
     kept = frozenset(k - tensors for k in whole if k >= tensors - many)
-    one = _traced_loss(loss_fn, output, labels, rows, 1, kept)
-    two = _traced_loss(loss_fn, output, labels, rows, 2, kept)
+    one = _traced_loss(loss_fn, output, labels, rows, 1, kept, dims)
+    two = _traced_loss(loss_fn, output, labels, rows, 2, kept, dims)
     twins = twins_of(one.graph, two.graph, rows)
     if twins is None:
         return None
@@ -153,9 +156,10 @@ def _of_function(
     outputs = sum(_is_tensor(leaf) for leaf in output[0])
     given: dict[fx.Node, Known] = {}
     for k, node in enumerate(places):
-        grows = value(node).shape != value(twins[node]).shape
-        scalar = k < outputs and value(node).numel() == 1
-        given[node] = Rows(0) if grows else MEAN if scalar else FIXED
+        here, there = value(node).shape, value(twins[node]).shape
+        scalar = k < outputs and here.numel() == 1
+        grows = [dim for dim, (a, b) in enumerate(zip(here, there, strict=True)) if a != b]
+        given[node] = Rows(grows[0]) if grows else MEAN if scalar else FIXED
     for grown in growing:
         given[places[grown.position]] = SUM if grown.kind == "sum" else MIXED
     batch = places[outputs:]
@@ -172,6 +176,7 @@ def _traced_loss(
     rows: int,
     times: int,
     kept: frozenset[int],
+    dims: Sequence[int | None],
 ) -> fx.GraphModule:
     """`kept`: labels that stay as they are, counted from the last one, which is -1."""
     own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
@@ -189,7 +194,7 @@ def _traced_loss(
     described += [(tuple(t.shape), t.dtype) for t in wanted if isinstance(t, Tensor)]
     with torch_private.new_fake_mode(), ReplacedCalls(IN_PROOFS), numbers_as_text(), forgetting():
         sizes = [
-            size if k - len(described) in kept else _times(size, rows, times)
+            size if k - len(described) in kept else _times(size, rows, times, dims[k : k + 1])
             for k, (size, _) in enumerate(described)
         ]
         pairs = zip(sizes, described, strict=True)
@@ -198,8 +203,16 @@ def _traced_loss(
             return tracing_private.trace_forward(call, *made)
 
 
-def _times(size: tuple[int, ...], rows: int, times: int) -> tuple[int, ...]:
-    """Sizes for more rows. The first dimension may also be all tokens of all rows."""
+def _times(
+    size: tuple[int, ...], rows: int, times: int, known: Sequence[int | None] = ()
+) -> tuple[int, ...]:
+    """Sizes for more rows. The first dimension may also be all tokens of all rows.
+
+    >>> _times((4, 2), 2, 3), _times((4, 2), 2, 3, [1]), _times((4, 2), 2, 3, [None])
+    ((12, 2), (4, 6), (4, 2))
+    """
+    if known:
+        return tuple(one * times if dim == known[0] else one for dim, one in enumerate(size))
     batched = size and size[0] % rows == 0 and (rows > 1 or size[0] == 1)
     return (size[0] * times, *size[1:]) if batched else size
 
@@ -272,5 +285,5 @@ def form_from_json(text: str) -> LossForm:
 def _form_of(found: dict[str, Any]) -> LossForm:
     counts = tuple(Count(**one) for one in found["counts"])
     others = tuple((rows, _form_of(one)) for rows, one in found["others"])
-    lists = {name: tuple(found[name]) for name in ("sums", "unknown")}
+    lists = {name: tuple(found[name]) for name in ("sums", "unknown", "dims")}
     return LossForm(**{**found, **lists, "counts": counts, "others": others})

@@ -1,6 +1,6 @@
 """Outputs of a model that grow with the number of its rows, as a sum over them does."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -49,13 +49,16 @@ def growing_outputs(
     whole: frozenset[int],
     device: str,
     precision: Precision | None,
+    dims: Sequence[int | None] = (),
 ) -> tuple[GrowingOutput, ...]:
     """Those that are no means over rows. `output`: what the model returns for this example.
 
-    The example ends with labels, which the model does not see.
+    The example ends with labels, which the model does not see. `dims`: where outputs have rows, if
+    sizes do not say it.
     """
     inputs = inputs_of(example, whole)
-    without = _outputs_without_rows(output, inputs.rows or 0)
+    unknown = [position for position, dim in enumerate(dims) if dim is None]
+    without = unknown if dims else _outputs_without_rows(output, inputs.rows or 0)
     if not without:
         return ()
 

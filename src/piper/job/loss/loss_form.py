@@ -10,6 +10,7 @@ from torch import nn
 
 from piper.capture import Captured, Precision
 from piper.capture.loss import LossForm, function_form, growing_outputs, own_form
+from piper.capture.output_rows import unclear_dimensions
 from piper.capture.trace.arguments.inputs import inputs_of
 
 
@@ -36,5 +37,7 @@ def loss_form(
     if loss_fn is None:
         unproved = replace(captured.form, kind=None)
         return own_form(model, inputs_of(example, whole), *types, unproved)
-    growing = growing_outputs(model, captured.output, example, whole, *types)
-    return function_form(loss_fn, captured.output, example, captured.form, whole, growing)
+    output = captured.output
+    dims = unclear_dimensions(model, output, example, whole, *types)
+    growing = growing_outputs(model, output, example, whole, *types, dims)
+    return function_form(loss_fn, output, example, captured.form, whole, growing, dims)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ def refuse_no_mean(
     batch: Batch,
     samples: int,
     kind: Reduction = "mean",
+    dims: Sequence[int | None] = (),
 ) -> None:
     """Evaluate the loss on random outputs and the labels of the batch: on some samples, and on the
     two halves of them; for several draws, and also with the labels of one half erased.
@@ -34,14 +35,16 @@ def refuse_no_mean(
     `output`: what the model returns for so many `samples`. A loss that is not the mean of its
     halves, or cannot be evaluated like this, is an error. So is one of outputs without rows: their
     halves would be the same. `kind`: if the user says that it is a sum, it must be that of its
-    halves, as far as it can be evaluated.
+    halves, as far as it can be evaluated. `dims`: where outputs have rows, if sizes do not say it.
     """
     if loss_fn is None:
         return
+    output = rows_first(output, dims)
     if not any(is_batched(leaf, samples) for leaf in output[0]):
         raise_untestable(kind)
         return
     own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
+    own = rows_moved(own, output, dims)
     own, labels = with_whole_labels(own, batch)
     with torch.random.fork_rng(devices=[]):  # do not change the user's random state
         found = [outcomes(own, one, labels, samples) for one in interpretations(output, samples)]
@@ -53,6 +56,41 @@ def refuse_no_mean(
         raise_untestable(kind)
     else:
         raise no_mean(known) if kind == "mean" else no_sum(known.whole, 2 * known.mean)
+
+
+def rows_first(output: Output, dims: Sequence[int | None]) -> Output:
+    """The same output with rows as the first dimension of each tensor that has them."""
+    where, (leaves, spec) = iter(dims or [0] * len(output[0])), output
+    return [moved(leaf, next(where)) if is_tensor(leaf) else leaf for leaf in leaves], spec
+
+
+def moved(leaf: Any, dim: int | None) -> Any:
+    """
+    >>> moved(((5, 2, 3), torch.float32), 1), is_batched(moved(((2, 3), torch.float32), None), 2)
+    (((2, 5, 3), torch.float32), False)
+    """
+    if dim is None:
+        return Unbatched(leaf)
+    shape, dtype = leaf
+    return (shape[dim], *shape[:dim], *shape[dim + 1 :]) if dim else shape, dtype
+
+
+def rows_moved(
+    loss_fn: Callable[..., Any], output: Output, dims: Sequence[int | None]
+) -> Callable[..., Any]:
+    """A loss of outputs with rows first: it gets them as the model returns them."""
+    if not any(dims):
+        return loss_fn
+    given = iter(dims)
+    where = [next(given) or 0 if is_tensor(leaf) else 0 for leaf in output[0]]
+
+    def loss(made: Any, labels: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(made)
+        pairs = zip(leaves, where, strict=True)
+        back = [leaf.movedim(0, dim) if dim else leaf for leaf, dim in pairs]
+        return loss_fn(pytree.tree_unflatten(back, spec), labels)
+
+    return loss
 
 
 def raise_untestable(kind: Reduction) -> None:
