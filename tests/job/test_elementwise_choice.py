@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -25,6 +26,7 @@ from piper.strategies import BUILDERS
 STAGES, WIDTH, HIDDEN, ROWS, PARTS, BYTES = 4, 4, 12, 16, 8, 8
 ADAMW = partial(torch.optim.AdamW, lr=1e-2)
 EXACTLY = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-13)
+KEEP_ALL = Remat(where(), keep=1.0)
 KEPT = ROWS // PARTS * HIDDEN * BYTES  # one activation of a microbatch, as wide as a SwiGLU
 
 
@@ -82,6 +84,11 @@ def held(found: Compiled, device: int) -> int:
     return peak(found.dag, plan).held["activations"]
 
 
+def saved(found: Compiled) -> int:
+    """Bytes of a microbatch that wait for backwards."""
+    return sum(spec.nbytes for one in found.dag.model.regions for spec in one.saved)
+
+
 def test_half_of_a_swiglu_is_kept_for_each_microbatch_that_waits() -> None:
     """Kept are x, and the results of both products: neither silu(gate) nor what `down` reads."""
     lean, whole = compiled(pipeline()), compiled(pipeline(remat=1.0))
@@ -103,7 +110,12 @@ def test_a_stage_whose_backward_follows_at_once_keeps_everything() -> None:
 def test_it_trains_as_plain_pytorch(name: str) -> None:
     """With whole and with split backwards, one stage or two on a device."""
     two = name in ("interleaved-1f1b", "zbv", "dualpipev")
-    strategy = Strategy(BUILDERS[name](pp=STAGES // 2 if two else STAGES, microbatches=PARTS))
+    trains_as_plain_pytorch(
+        Strategy(BUILDERS[name](pp=STAGES // 2 if two else STAGES, microbatches=PARTS))
+    )
+
+
+def trains_as_plain_pytorch(strategy: Strategy) -> None:
     found = rehearsed(job().under(strategy), [Batch.of(one) for one in data()])
     losses, parameters = reference()
 
@@ -111,6 +123,34 @@ def test_it_trains_as_plain_pytorch(name: str) -> None:
     EXACTLY(torch.tensor(found.losses), torch.tensor(losses))
     for parameter, tensor in parameters.items():
         EXACTLY(found.parameters[parameter], tensor)
+
+
+def replicas(zero: int, parts: int = 2, **options: object) -> Strategy:
+    both = [0, 1]
+    given = Replicate(where(), both, zero=zero, **options)  # type: ignore[arg-type]
+    return Strategy([Place(where(), both), given, Split("MB", parts)])
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("zero", [2, 3])
+def test_replicas_that_shard_more_than_optimizer_state_keep_less(zero: int, parts: int) -> None:
+    """All layers but the last, whose backward follows at once."""
+    lean, whole = compiled(replicas(zero, parts)), compiled(replicas(zero, parts) + [KEEP_ALL])
+    freed = (STAGES - 1) * 2 * KEPT * PARTS // parts
+
+    assert recomputed(lean) == ["PP0", "PP1", "PP2"]
+    assert saved(whole) - saved(lean) == freed
+    assert elementwise_choice.most_held(lean) < elementwise_choice.most_held(whole)
+    trains_as_plain_pytorch(replicas(zero, parts))
+
+
+def test_zero_2_that_became_zero_1_keeps_less_too() -> None:
+    """With the memory known, gradients are reduced once, as with zero=1."""
+    limited = replace(job(), options=replace(job().options, memory_gib=1.0))
+    found = limited.under(replicas(2)).compile(Batch.of(data()[0]))[1]
+
+    assert [one.zero for one in found.program if isinstance(one, Replicate)] == [1]
+    assert recomputed(found)
 
 
 @cache
@@ -128,9 +168,11 @@ def reference() -> tuple[list[float], dict[str, Tensor]]:
         pipeline() + [Remat(where(PP=3))],
         Strategy(BUILDERS["1f1b"](pp=STAGES, microbatches=1)),
         Strategy([Place(where(), [0]), Split("MB", PARTS)]),
-        Strategy([Place(where(), [0, 1]), Replicate(where(), [0, 1]), Split("MB", PARTS // 2)]),
+        replicas(0),
+        replicas(1),
+        replicas(3) + [KEEP_ALL],
     ],
-    ids=["all is kept", "own choice", "one microbatch", "one device", "replicas"],
+    ids=["all is kept", "own choice", "one microbatch", "one device", "zero=0", "zero=1", "zero=3"],
 )
 def test_who_asks_for_something_else_or_holds_one_microbatch_keeps_everything(
     strategy: Strategy,

@@ -352,7 +352,7 @@ class Job:
         kept = fewest_messages_that_fit(program, compile, limit, len(model.regions))
         if auto and limit:
             return fitted(kept, compile, limit.peaks, limit.usable, costs)
-        return without_elementwise(kept, compile)
+        return without_elementwise(program, kept, compile)
 
     def compile_under(self, batch: Batch, costs: Costs, strategy: Strategy) -> Compiled:
         """Another strategy for the same batch, by role, whether or not it fits."""

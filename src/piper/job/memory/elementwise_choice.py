@@ -1,16 +1,16 @@
 """Results of elementwise operators that would wait for a backward are recomputed where many wait.
 
 A pipeline keeps activations of several microbatches at once, and experts get more rows than their
-share. There, what one elementwise operator or norm computes from something that is kept anyway,
-such as the product in a SwiGLU, is not kept. The backward repeats these operators, with the same
-bits.
+share. Who asks for zero=2 or 3 is short of memory, and pays for it with messages. There, what one
+elementwise operator or norm computes from something that is kept anyway, such as the product in a
+SwiGLU, is not kept. The backward repeats these operators, with the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from piper.directives import Directive, Remat, Shard
+from piper.directives import Directive, Remat, Replicate, Shard
 from piper.directives.remat import policies_of
 from piper.ir.model import Model, Region
 from piper.ir.remat_policy import COSTLY, RematPolicy
@@ -25,6 +25,7 @@ from piper.view.reports.recomputation import freed_text, names_text
 
 Program = Sequence[Directive]
 Compile = Callable[[Program], Compiled]
+Find = Callable[[Plan], Iterator[RegionId]]
 POLICY: RematPolicy = (COSTLY,)
 LEAST = 2**20  # bytes of a region and a microbatch: for less, it is not worth the operators
 
@@ -42,28 +43,35 @@ def may_choose(program: Program) -> bool:
     """Whether it holds much, and does not say itself what is recomputed."""
     experts = any(isinstance(one, Shard) and one.what == "experts" for one in program)
     many = experts or (is_pipeline(program) and accumulates(program))
-    return many and not any(isinstance(one, Remat) for one in program)
+    return (many or is_short(program)) and not any(isinstance(one, Remat) for one in program)
 
 
-def without_elementwise(kept: Compiled, compile: Compile) -> Compiled:
-    """The same without such results, if the fullest device then holds less."""
-    chosen = list(directives(kept)) if may_choose(kept.program) else []
+def is_short(program: Program) -> bool:
+    return any(isinstance(one, Replicate) and one.zero >= 2 for one in program)
+
+
+def without_elementwise(program: Program, kept: Compiled, compile: Compile) -> Compiled:
+    """The same without such results, if the fullest device then holds less.
+
+    `program` is as the user wrote it: in `kept`, zero=2 may be zero=1.
+    """
+    find = waiting if kept.dag.shardings or is_short(program) else of_several
+    chosen = list(directives(kept, find)) if may_choose(program) else []
     if not chosen:
         return kept
     made = compile([*kept.program, *chosen])
     return made if most_held(made) < most_held(kept) else kept
 
 
-def directives(kept: Compiled) -> Iterator[Remat]:
+def directives(kept: Compiled, find: Find) -> Iterator[Remat]:
     """One for all regions with the same tags."""
-    tags = dict.fromkeys(region.tags for region in worth_it(kept))
+    tags = dict.fromkeys(region.tags for region in worth_it(kept, find))
     names = dict.fromkeys(name for one in kept.dag.model.regions for name, _ in one.tags)
     yield from (Remat(exactly(one, names), POLICY) for one in tags)
 
 
-def worth_it(kept: Compiled) -> Iterator[Region]:
+def worth_it(kept: Compiled, find: Find) -> Iterator[Region]:
     """Regions that wait, and for which it frees enough."""
-    find = waiting if kept.dag.shardings else of_several
     held = {region for plan in kept.plans for region in find(plan)}
     for region in kept.dag.model.regions:
         found = region.recomputed.get(POLICY)
