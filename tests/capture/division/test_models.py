@@ -24,11 +24,12 @@ from capture.division.models import (
 )  # fmt: skip
 from capture.interpreter import Interpreter, eager, state
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from piper.capture import Captured, capture
 from piper.capture.kernels.callables import Kernels
 from piper.errors import CaptureError
-from piper.ir.placement.division import DivisionRequest
+from piper.ir.placement.division import DivisionRequest, What
 from piper.ir.placement.placements import Cut, Invariant, Placement, Replicated, Step
 from piper.ir.values import Role
 from piper.view.reports.division import division
@@ -269,7 +270,37 @@ def test_a_size_that_depends_on_data_in_a_divided_region_is_not_supported() -> N
 
     (problem,) = refused.value.problems
     assert problem.what == "a size depends on data inside a divided region"
-    assert problem.fix == "leave that region out of the Shard of weights or tokens"
+    assert problem.fix.endswith("leave that region out of the Shard of weights or tokens")
+
+
+SELECTED = {
+    "cross entropy": lambda x, y: F.cross_entropy(x, y),
+    "its sum": lambda x, y: F.cross_entropy(x, y, reduction="sum"),
+    "smooth": lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1),
+    "log-probabilities": lambda x, y: F.nll_loss(x.log_softmax(-1), y),
+    "normalized": lambda x, y: F.cross_entropy(F.layer_norm(x, x.shape[-1:]), y),
+}
+
+
+class Selected(Chosen):
+    """Projects only tokens that have a label, as heads of masked language models do."""
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        x, kept = self.words(tokens), tokens > 3
+        return self.head(x[kept]), tokens[kept]
+
+
+@pytest.mark.parametrize("loss", SELECTED.values(), ids=SELECTED)
+@pytest.mark.parametrize("what", ["weights", "tokens"])
+def test_a_loss_of_selected_tokens_in_a_divided_region_says_what_to_write(
+    loss: Callable[..., Tensor], what: What
+) -> None:
+    request = DivisionRequest(regions=("all",), ways=2, what=what)
+
+    with pytest.raises(CaptureError, match=r"size depends on data.*\n.*ignore_index") as refused:
+        capture(Selected(), lambda found, _: loss(*found), batch(), divide=[request])
+
+    assert "test_models.py" in str(refused.value)
 
 
 class Normalized(nn.Module):

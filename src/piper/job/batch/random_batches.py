@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from piper.job.batch.batch import Batch
 
+Draw = Callable[[torch.Tensor, tuple[int, ...], torch.Generator], torch.Tensor]
+
 
 def like(example: Batch, rows: int, generator: torch.Generator) -> Batch:
     """A random batch of all replicas together, shaped and typed like the example of one."""
+    return _like(example, rows, generator, drawn)
 
-    def draw(leaf: torch.Tensor) -> torch.Tensor:
-        shape = (rows, *leaf.shape[1:])
-        return drawn(leaf.detach().cpu(), shape, generator)
 
-    return example.change_rows(draw).map(lambda tensor: tensor.cpu())
+def like_columns(example: Batch, rows: int, generator: torch.Generator) -> Batch:
+    """The same, with integers of each column from its own range, as those of a table are."""
+    return _like(example, rows, generator, drawn_in_columns)
+
+
+def rows_of(example: Batch, rows: int, generator: torch.Generator) -> Batch:
+    """Rows of the example itself, at random: all that belongs to a row stays together."""
+    picked = torch.randint(example.rows or 1, (rows,), generator=generator)
+    return example.map(lambda tensor: tensor.detach().cpu()).change_rows(lambda one: one[picked])
+
+
+def _like(example: Batch, rows: int, generator: torch.Generator, draw: Draw) -> Batch:
+    def made(leaf: torch.Tensor) -> torch.Tensor:
+        return draw(leaf.detach().cpu(), (rows, *leaf.shape[1:]), generator)
+
+    return example.change_rows(made).map(lambda tensor: tensor.cpu())
+
+
+def drawn_in_columns(
+    seen: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator
+) -> torch.Tensor:
+    """
+    >>> table, draw = torch.tensor([[0, 7], [1, 9]]), torch.Generator().manual_seed(0)
+    >>> made = drawn_in_columns(table, (50, 2), draw)
+    >>> made.amin(0).tolist(), made.amax(0).tolist()
+    ([0, 7], [1, 9])
+    """
+    integers = not seen.is_floating_point() and not seen.is_complex() and seen.dtype != torch.bool
+    if not integers or seen.dim() < 2 or not seen.numel():
+        return drawn(seen, shape, generator)
+    low, high = seen.amin(0), seen.amax(0)
+    if low.min() < 0:  # ignored labels
+        return seen.gather(0, torch.randint(len(seen), shape, generator=generator))
+    part = torch.rand(shape, generator=generator, dtype=torch.float64)
+    return (low + part * (high - low + 1)).to(seen.dtype)
 
 
 def drawn(seen: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

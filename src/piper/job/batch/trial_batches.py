@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from piper.job.batch.batch import Batch
-from piper.job.batch.random_batches import drawn
+from piper.job.batch.random_batches import drawn, like_columns, rows_of
 
 SCALES = torch.tensor([-100.0, -1.0, 0.01, 1.0, 100.0], dtype=torch.float64)
 
@@ -19,10 +19,12 @@ class Variety(IntEnum):
     padding, say. A model may fail on some of them, so the next ones are nearer to what it has seen.
     """
 
-    SEEN = 0
-    VARIED = 1  # also integers of which the example has only one
-    FREE = 2  # also masks with holes, and integers from 0 on
-    WIDE = 3  # also numbers of other sizes and signs
+    ROWS = 0  # rows of the first batch itself
+    COLUMNS = 1  # integers of each column from its own range, as those of a table are
+    SEEN = 2  # from the range of all columns
+    VARIED = 3  # also integers of which the example has only one
+    FREE = 4  # also masks with holes, and integers from 0 on
+    WIDE = 5  # also numbers of other sizes and signs
 
 
 def pairs_like(one: Batch, rows: int, most: Variety, seed: int) -> Iterator[Batch]:
@@ -41,6 +43,9 @@ def same(one: Batch, other: Batch) -> bool:
 
 def two_like(one: Batch, rows: int, variety: Variety, seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
+    if variety <= Variety.COLUMNS:
+        nearest = like_columns if variety == Variety.COLUMNS else rows_of
+        return nearest(one, 2 * rows, generator)
 
     def draw(seen: Tensor) -> Tensor:
         seen, shape = seen.detach().cpu(), (2 * rows, *seen.shape[1:])

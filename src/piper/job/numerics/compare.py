@@ -13,7 +13,7 @@ from piper.capture import Captured
 from piper.capture.trace.arguments.inputs import name_of
 from piper.directives import Strategy
 from piper.job.batch.batch import Batch
-from piper.job.batch.random_batches import constant_inputs, doubled, like
+from piper.job.batch.random_batches import constant_inputs, doubled
 from piper.job.compile.compiler import Compiled
 from piper.job.job import Job
 from piper.job.memory.host_memory import free_memory
@@ -33,6 +33,7 @@ from piper.job.numerics.model import (
     widest,
     without_dropout,
 )
+from piper.job.numerics.random_data import random_data
 from piper.job.numerics.reference import Reference, plain
 from piper.job.programs.rehearsal import Rehearsal, rehearsed
 from piper.job.python_state import PythonState
@@ -100,9 +101,7 @@ def compare(
     """
     refuse_large(compiled, free_memory())
     model, notes = copied(job, captured), constant_inputs(example)
-    generator = torch.Generator().manual_seed(seed)
-    rows = job.rows.everywhere(example.rows or 0, 0)
-    batches = [like(example, rows, generator) for _ in range(steps)]
+    batches = random_data(model, job, example, steps, seed)
     fine, why = in_double(model, job, batches[0])
     if fine is not None:
         model, batches = fine, [doubled(batch) for batch in batches]

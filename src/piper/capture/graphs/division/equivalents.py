@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from piper.capture.fx_nodes import value
-from piper.capture.graphs.division.calls import Call, Emitter, packet, shape
+from piper.capture.graphs.division.calls import Call, Emitter, packet, shape, tensors
 from piper.capture.graphs.division.equivalent_losses import cross_entropy, log_softmax, nll_loss
 from piper.capture.graphs.division.rules.convolutions import DIMENSIONS
 from piper.capture.trace.grad_modes import Mode, autocast
@@ -25,9 +25,16 @@ def rewrite(nodes: Mapping[fx.Node, Mode], ways: int, what: What) -> None:
     for node, mode in nodes.items():
         made = EQUIVALENTS.get(packet(node))
         grouped = packet(node) is aten.scaled_dot_product_attention
-        if made is not None and (what == "weights" or not grouped):
+        if made is not None and has_sizes(node) and (what == "weights" or not grouped):
             with node.graph.inserting_before(node), autocast(mode):
                 replace_call(Call(node, ways), made)
+
+
+def has_sizes(node: fx.Node) -> bool:
+    """Whether all sizes are known. What depends on data is refused later, with its line."""
+    found = (one for each in (node, *node.all_input_nodes) for one in tensors(each))
+    sizes = (size for one in found if isinstance(one, torch.Tensor) for size in one.shape)
+    return all(isinstance(size, int) for size in sizes)
 
 
 def replace_call(call: Call, made: Rewrite) -> None:

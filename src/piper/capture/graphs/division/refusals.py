@@ -56,7 +56,9 @@ def unknown_size_in_division(where: str) -> CaptureError:
     return refusal(
         where,
         "a size depends on data inside a divided region",
-        "leave that region out of the Shard of weights or tokens",
+        "keep all tokens, and leave those that do not count out of the loss (ignore_index of "
+        "cross_entropy, or a mask that multiplies), instead of selecting some as `x[mask]` does; "
+        "or leave that region out of the Shard of weights or tokens",
     )
 
 
