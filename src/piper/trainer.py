@@ -361,6 +361,7 @@ class Trainer(Closing, OtherAttributes):
     def _batch_of(self, batch: tuple[Any, ...], named: dict[str, Any]) -> tuple[Batch, BatchKind]:
         """The batch as a typed value, and its kind."""
         refuse_modes()
+        self._programs.state.kept.refuse()
         given = self._job.batch(self._example, batch, named)
         return given, self._job.kind(given, self.replica)
 

@@ -84,7 +84,7 @@ def test_a_scheduler_that_changes_weights(change: Callable[[Any], None]) -> None
         rehearse(Net(), functional.mse_loss, ONE, data(), optimizer=make, lr_scheduler=scheduler)
 
 
-@pytest.mark.parametrize("change", [halve, assign, fill, normalize])
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_scheduler_that_changes_weights_late(change: Callable[[Any], None]) -> None:
     class Late(LambdaLR):
         def step(self, epoch: int | None = None) -> None:
@@ -94,7 +94,7 @@ def test_a_scheduler_that_changes_weights_late(change: Callable[[Any], None]) ->
 
     make, batches = partial(torch.optim.SGD, lr=0.1), [*data(), *data(), *data()]
     scheduler = partial(Late, lr_lambda=lambda step: 1.0)
-    with pytest.raises(PiperError, match="lr_scheduler: its step has changed weights"):
+    with pytest.raises(PiperError, match="lr_scheduler: its step has written to"):
         rehearse(Net(), functional.mse_loss, ONE, batches, optimizer=make, lr_scheduler=scheduler)
 
 

@@ -24,8 +24,10 @@ from piper.job.arguments import (
 from piper.job.batch.whole_inputs import refuse_wrong_names
 from piper.job.loop.on_nan import OnNan, refuse_wrong_on_nan
 from piper.job.loss.loss_reduction import Reduction, Weight
+from piper.runtime.optimizers.kept_optimizers import noted
 from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.optimizers.parameter_groups import WithoutDecay
+from piper.runtime.optimizers.whole_options import is_plain
 from piper.runtime.state.initial_values import Init
 
 Loss = Callable[..., torch.Tensor]  # of the model's output and the last argument of a step
@@ -60,6 +62,8 @@ class Options:
         refuse_wrong_options(self.optimizer, self.lr_scheduler, self.max_norm)
         refuse_wrong_patterns(self.no_decay)
         refuse_wrong_ema(self.ema)
+        if not is_plain(self.optimizer):
+            object.__setattr__(self, "optimizer", noted(self.optimizer))
         if self.no_decay and not isinstance(self.optimizer, WithoutDecay):
             grouped = WithoutDecay(self.optimizer, tuple(self.no_decay))
             object.__setattr__(self, "optimizer", grouped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -115,3 +116,12 @@ def loads_in_its_own_way(model: torch.nn.Module) -> bool:
 def writes_of(tensor: torch.Tensor) -> int:
     """How many writes to it torch has counted."""
     return tensor._version
+
+
+def written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors to which an operator writes."""
+    schema = func._schema
+    for place, argument in enumerate(schema.arguments if schema.is_mutable else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from (one for one in pytree.tree_leaves(given) if isinstance(one, torch.Tensor))

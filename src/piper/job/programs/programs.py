@@ -47,6 +47,7 @@ from piper.runtime.gpu.graph_choice import (
 )
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.joined_runs import Joins, join_runs
+from piper.runtime.optimizers.kept_optimizers import as_given
 from piper.runtime.optimizers.own_parameters import with_attributes
 from piper.runtime.own_state_dict import state_dict_of
 from piper.runtime.processes.gathering import gather
@@ -260,12 +261,14 @@ def load(
     """Make a plan executable: with its parameters, kernels and communicators."""
     options, trainable = job.options, mine.part.trainable.__getitem__
     state.ema, known = options.ema, set(state.buckets)
+    state.kept.make = options.optimizer
     make = with_attributes(options.optimizer, dict(job.model.named_parameters()))
     state.add(mine.plan.states, mine.part.contents, trainable, job.initial, make)
     if steps:
         start_late(state, known)
     if options.lr_scheduler is not None:
         state.schedule(options.lr_scheduler, steps)
+    state.kept.look(state.optimizers().values())
     if state.loss_scale is None:
         state.loss_scale = loss_scale(job.precision)
 
@@ -315,6 +318,7 @@ def described_functions(job: Job) -> dict[str, str]:
     """The functions that the user gives: their options, their code, and what it reads."""
     names = ("optimizer", "lr_scheduler", "loss_weight", "init")
     given = {name: getattr(job.options, name) for name in names} | {"loss_fn": job.loss_fn}
+    given["optimizer"] = as_given(job.options.optimizer)
     return {
         path: text for name, one in given.items() for path, text in described(name, one).items()
     }

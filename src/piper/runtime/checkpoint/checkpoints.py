@@ -86,7 +86,9 @@ class Checkpoints:
     ) -> int:
         self.finish()
         refuse_other_loader(loader)
-        return resume(self.peers, resolved(folder), state, run, missing_ok, loader)
+        steps = resume(self.peers, resolved(folder), state, run, missing_ok, loader)
+        state.kept.look(state.optimizers().values())
+        return steps
 
     def load(
         self, path: Any, run: Run, state: DeviceState, tensors: Sequence[ModelTensor],
@@ -96,6 +98,7 @@ class Checkpoints:
         if run.steps:
             raise refused("this Trainer has already run steps", "load before the first step")
         load(self.peers, resolved(path_of(path)), state, tensors, rename, strict, arrange)
+        state.kept.look(state.optimizers().values())
 
     def export(
         self, folder: Path, state: DeviceState, turns: Turns, tensors: list[ModelTensor],

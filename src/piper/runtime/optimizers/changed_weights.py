@@ -11,9 +11,10 @@ from collections.abc import Mapping
 import torch
 
 from piper.errors import StrategyError
+from piper.runtime.optimizers.kept_optimizers import own_tensors
 from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler, Named
 from piper.runtime.optimizers.own_parameters import with_attributes
-from piper.runtime.optimizers.user_optimizer import forward, own_tensors
+from piper.runtime.optimizers.user_optimizer import forward
 from piper.runtime.optimizers.whole_options import STEPS, is_plain
 
 SMALL = 2**12  # elements that are copied for a trial

@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from piper.errors import StrategyError
+from piper.runtime.optimizers.kept_optimizers import own_tensors
 from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.optimizers.own_parameters import with_attributes
 from piper.runtime.optimizers.small_parameters import (
@@ -34,7 +35,7 @@ from piper.runtime.optimizers.small_parameters import (
     one_of_each,
     set_gradients,
 )
-from piper.runtime.optimizers.user_optimizer import forward, own_tensors
+from piper.runtime.optimizers.user_optimizer import forward
 from piper.runtime.optimizers.whole_options import Options, options_of, same
 
 STEPS = 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,22 +11,28 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from piper.errors import StrategyError
 from piper.runtime.optimizers.joint_optimizers import refuse_joint
+from piper.runtime.optimizers.kept_optimizers import own_tensors
 from piper.runtime.optimizers.known_optimizers import (
     MakeOptimizer,
     MakeScheduler,
     Named,
 )
-from piper.runtime.torch_private import (
-    has_gradient_hooks,
-    has_step_hooks,
-    note_step,
-    writes_of,
+from piper.runtime.optimizers.seen_optimizers import (
+    Who,
+    options_of,
+    refuse_changed,
+    refuse_partly_changed,
+    seen,
+    weights_of,
 )
+from piper.runtime.optimizers.writes import Writes
+from piper.runtime.torch_private import has_gradient_hooks, has_step_hooks, note_step
 
 SCHEDULER = "write lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=1000)"
 SCHEDULED = (
     "lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "max_momentum", "base_momentum",
 )  # fmt: skip
+STEP = Who("lr_scheduler", "its step", StrategyError)
 
 
 def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
@@ -65,12 +72,6 @@ def chose_none(error: Exception, named: Named) -> StrategyError | None:
         "parameters",
         "freeze what must not be trained with requires_grad_(False)",
     )
-
-
-def own_tensors(optimizer: torch.optim.Optimizer) -> None:
-    """One tensor for several optimizers, such as a rate, would change for all."""
-    for group in optimizer.param_groups:
-        group.update({k: v.clone() for k, v in group.items() if isinstance(v, torch.Tensor)})
 
 
 def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRScheduler:
@@ -120,19 +121,28 @@ def forward(scheduler: LRScheduler, steps: int) -> None:
             scheduler.step()
 
 
+def step_schedulers(schedulers: Sequence[LRScheduler]) -> None:
+    """Those of all buckets. What one sets late, where no trial has seen it, must fit the others."""
+    before = [tuple(options_of(one.optimizer)) for one in schedulers]
+    for one in schedulers:
+        step_scheduler(one)
+    after = [tuple(options_of(one.optimizer)) for one in schedulers]
+    refuse_partly_changed(before, after, STEP)
+
+
 def step_scheduler(scheduler: LRScheduler) -> None:
-    """One of the user's own may write weights late, where no trial has seen it."""
+    """One of the user's own may change weights late, where no trial has seen it."""
     note_step(scheduler.optimizer)  # torch warns of one that was not called
     if type(scheduler).__module__.startswith("torch."):
         scheduler.step()
         return
-    weights = [one for group in scheduler.optimizer.param_groups for one in group["params"]]
-    before = [(writes_of(one), one.data_ptr()) for one in weights]
-    scheduler.step()
-    if before != [(writes_of(one), one.data_ptr()) for one in weights]:
-        raise StrategyError.of(
-            "lr_scheduler",
-            "its step has changed weights: a scheduler sets options of its optimizer's groups",
+    before = seen(scheduler.optimizer)
+    with Writes(weights_of(scheduler.optimizer)) as writes:
+        scheduler.step()
+    refuse_changed(before, seen(scheduler.optimizer), STEP)
+    if writes.found:
+        raise STEP.error(
+            "has written to a parameter: a scheduler sets options of its optimizer's groups",
             "change weights in the optimizer's step",
         )
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from piper.errors import StrategyError, is_out_of_memory
+from piper.runtime.optimizers.kept_optimizers import own_tensors
 from piper.runtime.optimizers.known_optimizers import (
     MakeOptimizer,
     MakeScheduler,
@@ -21,7 +22,7 @@ from piper.runtime.optimizers.known_optimizers import (
 )
 from piper.runtime.optimizers.own_parameters import WithAttributes, lent, stand_in, with_attributes
 from piper.runtime.optimizers.parameter_groups import WithoutDecay
-from piper.runtime.optimizers.user_optimizer import chose_none, forward, own_tensors
+from piper.runtime.optimizers.user_optimizer import chose_none, forward
 
 STEPS = 6  # of schedulers that are compared
 Options = dict[str, Any]  # of a group, without its parameters

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
-from piper.runtime.optimizers.parameter_groups import options_of, refuse_partly_changed
 from piper.runtime.state.device_state import BucketState, DeviceState
 from piper.runtime.torch_private import foreach_lerp_
 
@@ -12,10 +11,8 @@ from piper.runtime.torch_private import foreach_lerp_
 def advance(state: DeviceState) -> None:
     """After a step that counts: averages follow the parameters, and schedulers go on."""
     average(state)
-    made = state.optimizers().values()
-    refuse_partly_changed(state.options, options_of(made))
     state.advance()
-    state.options = options_of(made)
+    state.kept.look(state.optimizers().values())
 
 
 def average(state: DeviceState) -> None:

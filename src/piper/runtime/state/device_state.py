@@ -15,14 +15,14 @@ from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
 from piper.runtime.comm.gather_buffers import GatherBuffer
 from piper.runtime.host_memory import Copying, Pages
+from piper.runtime.optimizers.kept_optimizers import KeptOptimizers
 from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler
-from piper.runtime.optimizers.parameter_groups import Options
 from piper.runtime.optimizers.user_optimizer import (
     forward,
     make_checked,
     make_scheduler,
     settings,
-    step_scheduler,
+    step_schedulers,
 )
 from piper.runtime.processes.wire_format import travels
 from piper.runtime.state import offloaded_optimizer
@@ -169,7 +169,7 @@ class DeviceState:
     origin: Origin | None = None  # what the run was resumed from
     loss_scale: DynamicLossScale | None = None  # of float16
     ema: float | None = None  # the decay of averages of parameters
-    options: list[Options] = field(default_factory=list)  # of all optimizers, after the last step
+    kept: KeptOptimizers = field(default_factory=KeptOptimizers)  # by the user's loop, perhaps
 
     def buffer(self, number: int, size: int) -> GatherBuffer:
         """All programs share it, because their steps never overlap."""
@@ -209,8 +209,8 @@ class DeviceState:
 
     def advance(self) -> None:
         """Step all schedulers after a step, also those of unused parameters."""
-        for scheduler in filter(None, (one.scheduler for one in self.buckets.values())):
-            step_scheduler(scheduler)
+        every = (one.scheduler for one in self.buckets.values())
+        step_schedulers([one for one in every if one is not None])
 
     def refuse_other_bucket(self, state: State, names: tuple[str, ...], trained: bool) -> None:
         """Programs may share buckets, but must not put a parameter into different buckets."""
