@@ -9,7 +9,10 @@ from piper.capture.description.description import Cost
 from piper.capture.description.stored_costs import known_cost
 from piper.names import B, F
 
-COST = Cost({F: 2.0, B: 4.0}, {F: 8}, {F: 0.5}, {F: 3}, {F: (0.5, 2)}, {F: 7})
+COST = Cost(
+    {F: 2.0, B: 4.0}, {F: 8}, {F: 0.5}, {F: 3}, {F: (0.5, 2)}, {F: 7},
+    {F: ((4, 1), (2, 6))}, {F: ((4, 1),)},
+)  # fmt: skip
 
 
 def never() -> Cost:

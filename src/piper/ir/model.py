@@ -15,6 +15,7 @@ from piper.ir.values import TensorSpec, Value
 from piper.names import BucketId, Phase, RegionId, ValueId
 
 Specs = tuple[TensorSpec, ...]
+Moments = tuple[tuple[int, int], ...]  # bytes of all but experts, and of experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,9 @@ class Region:
     operators: Mapping[Phase, int] = field(default_factory=dict)  # that are started one by one
     fused: Mapping[Phase, tuple[float, int]] = field(default_factory=dict)  # both, if compiled
     fused_workspace: Mapping[Phase, int] = field(default_factory=dict)  # the same
+    # If it looks like a region of experts: when it may be highest, whatever share a device holds.
+    expert_workspace: Mapping[Phase, Moments] = field(default_factory=dict)
+    fused_expert_workspace: Mapping[Phase, Moments] = field(default_factory=dict)
     recomputes: Recomputation | None = None  # the backward recomputes the forward
     # What it becomes under `Remat`, by what that keeps: capture makes those that a strategy names.
     recomputed: Mapping[RematPolicy, "Region"] = field(default_factory=dict)
@@ -128,6 +132,14 @@ class Region:
     @property
     def ways(self) -> int:
         return prod(self.axes)
+
+    def allocates(self, phase: Phase, shares: int = 1, compiled: bool = False) -> int:
+        """Bytes while it runs with one of so many shares of its experts."""
+        whole = self.fused_workspace if compiled else self.workspace
+        parts = self.fused_expert_workspace if compiled else self.expert_workspace
+        if shares == 1 or phase not in parts:
+            return whole.get(phase, 0)
+        return max((rest + experts // shares for rest, experts in parts[phase]), default=0)
 
     def named(self, **fields: Any) -> "Region":
         """With other tags, rows or sizes, and so the descriptions of it that recompute."""

@@ -94,4 +94,5 @@ def while_running(dag: Dag, node: Compute) -> int:
     """A pass makes its results besides what it works with."""
     region = dag.model.by_id[node.region]
     results = sum(dag.values[value].nbytes for value in node.writes)
-    return max(region.workspace.get(node.phase, 0), results)
+    cut = dag.shardings.get(region.id)
+    return max(region.allocates(node.phase, cut.ways if cut else 1), results)

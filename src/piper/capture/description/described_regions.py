@@ -11,6 +11,7 @@ from piper.capture.description.buckets import Part
 from piper.capture.description.description import Cost, Tags, describe
 from piper.capture.description.region_graphs import Lowered
 from piper.capture.description.stored_costs import known_cost
+from piper.capture.fx_nodes import value
 from piper.capture.graphs import workspace
 from piper.capture.graphs.flops import GraphWork
 from piper.capture.graphs.phases import Layout, phase_graphs
@@ -79,7 +80,9 @@ class DescribedRegions:
             graphs = self.graphs.get(code) or phase_graphs(
                 lowered.joint, lowered.cut, layout, lowered.updates
             )
-            known = known_cost(lowered.joint.entry, code, partial(count, graphs))
+            known = known_cost(
+                lowered.joint.entry, code, partial(count, graphs, experts_of(lowered))
+            )
             self.graphs[code], self.costs[code] = graphs, known
         return code
 
@@ -90,7 +93,23 @@ class DescribedRegions:
         return inputs + sum(spec.nbytes for spec in region.saved)
 
 
-def count(phases: dict[Phase, fx.GraphModule]) -> Cost:
+def experts_of(lowered: Lowered) -> int:
+    """How many experts it has, if every weight has a row for each and rows are counted by expert.
+
+    0 if there are none, or as many rows as experts: then sizes do not tell which is which.
+    """
+    nodes = lowered.chunk.graph.graph.find_nodes(op="placeholder")
+    shapes = [tuple(getattr(value(node), "shape", ())) for node in nodes]
+    weights, inputs = shapes[: len(lowered.chunk.weights)], shapes[len(lowered.chunk.weights) :]
+    counts = [shape for shape in inputs if len(shape) == 1]
+    alike = {shape[:1] for shape in (*weights, *counts)}
+    rows = {shape[:1] for shape in inputs if len(shape) > 1}
+    suits = bool(weights and counts) and len(alike) == 1 and not alike & rows
+    return counts[0][0] if suits and isinstance(counts[0][0], int) else 0
+
+
+def count(phases: dict[Phase, fx.GraphModule], experts: int = 0) -> Cost:
+    some = phases if experts else {}
     work = {phase: GraphWork(graph) for phase, graph in phases.items()}
     return Cost(
         {phase: one.flops for phase, one in work.items()},
@@ -101,5 +120,10 @@ def count(phases: dict[Phase, fx.GraphModule]) -> Cost:
         {
             phase: workspace.count(graph, phase, work[phase].never_written)
             for phase, graph in phases.items()
+        },
+        {phase: workspace.moments(graph, phase, None, experts) for phase, graph in some.items()},
+        {
+            phase: workspace.moments(graph, phase, work[phase].never_written, experts)
+            for phase, graph in some.items()
         },
     )

@@ -13,7 +13,7 @@ from piper.capture.fx_nodes import is_symbolic, number_dtype, value
 from piper.capture.graphs.phases import Layout
 from piper.capture.marks.annotate import Mark, Path
 from piper.capture.trace.arguments.inputs import name_of, spec_of
-from piper.ir.model import Region
+from piper.ir.model import Moments, Region
 from piper.ir.values import TensorSpec
 from piper.names import Phase, RegionId, ValueId
 
@@ -67,6 +67,8 @@ class Cost:
     operators: dict[Phase, int]
     fused: dict[Phase, tuple[float, int]]  # traffic and operators, if a compiler fuses them
     fused_workspace: dict[Phase, int]
+    expert_workspace: dict[Phase, Moments]  # empty if it is no region of experts
+    fused_expert_workspace: dict[Phase, Moments]
 
 
 def describe(
@@ -112,6 +114,8 @@ def describe(
         axes=chunk.piece.axes if chunk.piece else (),
         fused=cost.fused,
         fused_workspace=cost.fused_workspace,
+        expert_workspace=cost.expert_workspace,
+        fused_expert_workspace=cost.fused_expert_workspace,
         conversion=chunk.piece.conversion if chunk.piece else None,
         axis=chunk.piece.axis if chunk.piece else 0,
     )

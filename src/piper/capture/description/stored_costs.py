@@ -34,19 +34,29 @@ def cost_in(text: str) -> Cost | None:
     """
     try:
         found = json.loads(text)
-        return Cost(**{one.name: _by_phase(found[one.name]) for one in fields(Cost)})
+        return Cost(**{one.name: _by_phase(one.name, found[one.name]) for one in fields(Cost)})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None  # written by hand, or by another version
 
 
-def _by_phase(found: dict[str, Any]) -> dict[Phase, Any]:
-    return {Phase(name): _number(one) for name, one in found.items()}
+def _by_phase(what: str, found: dict[str, Any]) -> dict[Phase, Any]:
+    read = PAIRS.get(what, _number)
+    return {Phase(name): read(one) for name, one in found.items()}
+
+
+def _pairs(some: list[Any]) -> tuple[tuple[Any, Any], ...]:
+    return tuple(map(_pair, some))
+
+
+def _pair(one: Any) -> tuple[Any, Any]:
+    first, second = map(_number, one)
+    return first, second
+
+
+PAIRS = {"fused": _pair, "expert_workspace": _pairs, "fused_expert_workspace": _pairs}
 
 
 def _number(one: Any) -> Any:
-    if isinstance(one, list):
-        size, count = map(_number, one)
-        return size, count
     if type(one) not in (int, float):
         raise ValueError("not a number")
     return one

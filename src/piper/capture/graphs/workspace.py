@@ -7,6 +7,7 @@ from torch import Tensor, fx
 from piper.capture.fx_nodes import storages, value
 from piper.capture.kernels.overwriting import overwritten
 from piper.capture.torch_private import pytree, storage_id
+from piper.ir.model import Moments
 from piper.names import F, Phase
 
 Memory = dict[fx.Node, set[int]]  # the storages of each node, in the order of the graph
@@ -19,20 +20,55 @@ def count(module: fx.GraphModule, phase: Phase, without: Iterable[int] | None = 
     overwrites what. Sizes that depend on data count as 0. Scratch memory of operations is not
     included.
     """
+    return max(map(sum, moments(module, phase, without)), default=0)
+
+
+def moments(
+    module: fx.GraphModule, phase: Phase, without: Iterable[int] | None = None, experts: int = 0
+) -> Moments:
+    """Bytes at the moments that may be the peak: of tensors with a row for each of so many
+    `experts` (the second number), and of all others.
+
+    A device that holds a share of the experts has the same share of the former. So no moment is
+    left out that is the peak for some share.
+    """
     memory = {node: storages(node) for node in module.graph.nodes}
     if without is None:
         memory = _overwriting(memory)
     sizes, last, held = _sizes(memory), _last_uses(memory), _held(memory, phase)
     seen = {s for n, found in memory.items() if n.op == "placeholder" for s in found}
     sizes.update(dict.fromkeys(without or (), 0))
-    live = most = 0
+    of_experts = _with_rows(memory, experts) if experts else set[int]()
+    live, seen_live = [0, 0], list[tuple[int, int]]()
     for position, found in enumerate(memory.values()):
         new = found - seen
         seen |= new
-        live += sum(sizes[storage] for storage in new)
-        most = max(most, live)
-        live -= sum(sizes[storage] for storage in last.get(position, ()) if storage not in held)
-    return most
+        for storage in new:
+            live[storage in of_experts] += sizes[storage]
+        seen_live.append((live[0], live[1]))
+        for storage in last.get(position, set()) - held:
+            live[storage in of_experts] -= sizes[storage]
+    return highest(seen_live)
+
+
+def highest(found: Iterable[tuple[int, int]]) -> Moments:
+    """Those that have the largest sum with some share of their second number.
+
+    >>> highest([(1, 5), (4, 1), (3, 1), (2, 4)])
+    ((4, 1), (2, 4))
+    """
+    kept: list[tuple[int, int]] = []
+    for one in sorted(set(found), key=lambda pair: (-pair[0], -pair[1])):
+        if not kept or sum(one) > sum(kept[-1]):
+            kept.append(one)
+    return tuple(kept)
+
+
+def _with_rows(nodes: Iterable[fx.Node], rows: int) -> set[int]:
+    """The memory of tensors whose first dimension has this size."""
+    tensors = (tensor for node in nodes for tensor in _tensors(node) if tensor.dim())
+    known = ((storage_id(tensor), tensor.shape[0]) for tensor in tensors)
+    return {storage for storage, size in known if isinstance(size, int) and size == rows}
 
 
 def _overwriting(memory: Memory) -> Memory:

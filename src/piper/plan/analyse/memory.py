@@ -215,8 +215,9 @@ class Walk:
     def run(self, position: int, run: Run) -> None:
         """While it runs, its results count as workspace. Then saved activations are freed."""
         region = self.dag.model.by_id[RegionId(run.region)]
-        known = region.fused_workspace if self.compiled else region.workspace
-        self.look(position, known.get(Phase(run.phase), 0))
+        cut = self.dag.shardings.get(region.id)
+        shares = cut.ways if cut else 1
+        self.look(position, region.allocates(Phase(run.phase), shares, self.compiled))
         for value in run.reads:
             if self.role(value) in (Role.SAVED, Role.CARRY):
                 self.drop(value)
