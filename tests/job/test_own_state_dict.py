@@ -68,6 +68,41 @@ class Extra(Net):
         assert state == {"version": 2}
 
 
+class Nested(Net):
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        return {"a": self.a.state_dict(), "rest": [self.b.bias.detach(), self.seen]}
+
+
+class Numbers(Net):
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        found = super().state_dict(*args, **options)
+        return {**found, "norm": self.a.weight.norm().item()}
+
+
+class Arrays(Net):
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        found = super().state_dict(*args, **options)
+        return {name: one.detach().numpy() for name, one in found.items()}
+
+
+class Listed(Net):
+    """Keeps its parameters outside of modules as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mine = list(self.parameters())
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        return {f"p{k}": one.data if k % 2 else one for k, one in enumerate(self.mine)}
+
+
+class ExtraNorm(Net):
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"norm": self.a.weight.detach().norm()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None: ...
+
+
 def with_hook(model: Net, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Net:
     model._register_state_dict_hook(lambda module, found, prefix, local: change(found))
     return model
@@ -78,8 +113,12 @@ def stripped(found: dict[str, Any]) -> None:
         found[name.removeprefix("a.")] = found.pop(name)
 
 
+KINDS = (
+    Net, Renamed, Converted, Fewer, Merged, Swapped, Extra, Nested, Numbers, Arrays, Listed,
+    ExtraNorm,
+)  # fmt: skip
 MODELS: dict[str, Callable[[], Net]] = {
-    **{kind.__name__: kind for kind in (Net, Renamed, Converted, Fewer, Merged, Swapped, Extra)},
+    **{kind.__name__: kind for kind in KINDS},
     "hook strips": lambda: with_hook(Net(), stripped),
     "hook clones": lambda: with_hook(Net(), lambda found: {n: t.clone() for n, t in found.items()}),
     "hook scales": lambda: with_hook(Net(), lambda found: {n: 2 * t for n, t in found.items()}),
@@ -115,11 +154,15 @@ def test_it_is_what_the_model_saves_after_plain_training(name: str) -> None:
 
     wanted = plain.state_dict()
     assert found is not None and found.keys() == wanted.keys()
-    for key, one in wanted.items():
-        if isinstance(one, torch.Tensor):
-            torch.testing.assert_close(found[key], one, rtol=1e-6, atol=1e-9)
-        else:
-            assert found[key] == one
+    assert_same(found, wanted)
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    if isinstance(wanted, dict | list):
+        for key in wanted if isinstance(wanted, dict) else range(len(wanted)):
+            assert_same(found[key], wanted[key])
+    else:
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
 
 
 class Doubled(Net):
@@ -131,6 +174,62 @@ class Doubled(Net):
 class DoubledAll(Net):
     def load_state_dict(self, found: Any, *args: Any, **options: Any) -> Any:
         return super().load_state_dict({n: t * 2 for n, t in found.items()}, *args, **options)
+
+
+class Turned(Net):
+    """A checkpoint of a library whose matrices are transposed."""
+
+    def _load_from_state_dict(self, found: dict[str, Any], prefix: str, *rest: Any) -> None:
+        found["a.weight"] = found["b.weight"] = found["a.weight"].t()
+        super()._load_from_state_dict(found, prefix, *rest)
+
+
+class Loading(Net):
+    """Changes what it loads by a function."""
+
+    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.change = change
+
+    def load_state_dict(self, found: Any, *args: Any, **options: Any) -> Any:
+        found = {name: self.change(one) for name, one in found.items()}
+        return super().load_state_dict(found, *args, **options)
+
+
+def rows_swapped(one: torch.Tensor) -> torch.Tensor:
+    return one.view(2, 2, *one.shape[1:]).transpose(0, 1).reshape(one.shape) if one.dim() else one
+
+
+class Table(Net):
+    """Made of weights again after each load, and not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", self.a.weight.detach().norm(), persistent=False)
+        self.register_load_state_dict_post_hook(lambda module, _: module.refresh())
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        self.scale.copy_(self.a.weight.norm())
+
+
+class Teacher(Net):
+    """Outside of the modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = [nn.Linear(4, 4).double()]
+        self.register_load_state_dict_post_hook(lambda module, _: module.refresh())
+
+    def refresh(self) -> None:
+        self.teacher[0].load_state_dict(self.a.state_dict())
+
+
+class Number(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self._gain = 1.0
+        self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_gain", 2.0))
 
 
 class Counted(Net):
@@ -157,8 +256,12 @@ def with_loading_hook(after: bool) -> Net:
 
 
 LOADING: dict[str, Callable[[], Net]] = {
-    "Doubled": Doubled,
-    "DoubledAll": DoubledAll,
+    **{kind.__name__: kind for kind in (Doubled, DoubledAll, Turned, Table, Teacher, Number)},
+    "flips": lambda: Loading(lambda one: one.flip(0) if one.dim() else one),
+    "sorts": lambda: Loading(lambda one: one.sort().values if one.dim() else one),
+    "swaps rows": lambda: Loading(rows_swapped),
+    "rounds": lambda: Loading(lambda one: one.half().double()),
+    "clamps": lambda: Loading(lambda one: one.clamp(min=0.01)),
     "hook before": lambda: with_loading_hook(after=False),
     "hook after": lambda: with_loading_hook(after=True),
 }

@@ -113,6 +113,12 @@ def loads_in_its_own_way(model: torch.nn.Module) -> bool:
     )  # fmt: skip
 
 
+def extra_states(model: torch.nn.Module) -> set[str]:
+    """The names under which modules save what `get_extra_state` gives."""
+    suffix = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
+    return {f"{name}.{suffix}" if name else suffix for name, _ in model.named_modules()}
+
+
 def writes_of(tensor: torch.Tensor) -> int:
     """How many writes to it torch has counted."""
     return tensor._version

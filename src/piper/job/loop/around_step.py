@@ -74,7 +74,8 @@ class ModelWrites:
         They are compared in the types that they have in the model.
         """
         own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        pairs = ((name, own[name], one) for name, one in (values or {}).items() if name in own)
+        known = {n: one for n, one in (values or {}).items() if isinstance(one, torch.Tensor)}
+        pairs = ((name, own[name], one) for name, one in known.items() if name in own)
         mine = {name: digest([sample(one.to(like.dtype))]) for name, like, one in pairs}
         given = from_first(mine)
         self.newest = self.stepped, given
