@@ -5,6 +5,7 @@ Those of tracing are in tracing_private.
 
 import logging
 import operator
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -78,7 +79,13 @@ def functions_as(apply: Callable[..., Any]) -> Iterator[None]:
 
 
 def new_fake_mode() -> FakeTensorMode:
-    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    """torch would read the lines of the whole stack for a message, which takes the most time."""
+    original = traceback.extract_stack
+    traceback.extract_stack = lambda f=None, limit=None: traceback.StackSummary()
+    try:
+        return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    finally:
+        traceback.extract_stack = original
 
 
 @contextmanager
@@ -380,18 +387,6 @@ def checkpoints_as(mark: Callable[[], AbstractContextManager[None]]) -> Iterator
         yield
     finally:
         checkpoint._checkpoint_without_reentrant_generator = original
-
-
-@contextmanager
-def unchecked_distributions() -> Iterator[None]:
-    """torch.distributions looks at the values of its parameters, which a trace does not have."""
-    distribution = torch.distributions.Distribution
-    before = distribution._validate_args
-    distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        distribution.set_default_validate_args(before)
 
 
 def as_plain_tensors() -> AbstractContextManager[None]:

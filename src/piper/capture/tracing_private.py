@@ -13,6 +13,7 @@ from torch._C import DispatchKey
 from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 from torch._library.autograd import Info
 from torch._library.custom_ops import OPDEFS
+from torch._ops import reset_cached_ops
 from torch._subclasses.functional_tensor import (
     FunctionalTensorMode,
     dispatch_functionalize,
@@ -69,7 +70,11 @@ def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:
         function, FunctionalTensorMode(pre_dispatch=True, export=True)
     )
     traced = make_fx(
-        functional, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
+        functional,
+        pre_dispatch=True,
+        tracing_mode="real",
+        _allow_non_fake_inputs=True,
+        _disable_torch_fn_metadata_mode=True,
     )
     grad = torch.is_grad_enabled()
     with (
@@ -117,6 +122,8 @@ def _hidden_writes_refused() -> Iterator[None]:
 
 @contextmanager
 def _tracing(gradients: bool = True) -> Iterator[None]:
+    # torch keeps a list of operators, and when a trace begins clears for each what it never keeps
+    reset_cached_ops()
     grad = torch.set_grad_enabled(gradients)
     with _use_lazy_graph_module(True), _modules_unpatched(), traceback.preserve_node_meta(), grad:
         yield
@@ -258,6 +265,18 @@ def _products_in_any_order() -> Iterator[None]:
         yield
     finally:
         opt_einsum.get_opt_einsum = original
+
+
+@contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """torch.distributions looks at the values of its parameters, which a trace does not have."""
+    distribution = torch.distributions.Distribution
+    before = distribution._validate_args
+    distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        distribution.set_default_validate_args(before)
 
 
 @contextmanager

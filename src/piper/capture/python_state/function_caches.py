@@ -89,9 +89,14 @@ def function_caches() -> list[Any]:
 
     Many modules import the same classes. Each trace asks twice, so this must be fast.
     """
-    values = [one for module in own_modules() for one in list(vars(module).values())]
-    found = [one for one in values if type(one) is _CACHE]
-    classes = {id(one): one for one in values if isinstance(one, type)}
+    found, classes = list[Any](), dict[int, type]()
+    for module in own_modules():
+        for one in list(vars(module).values()):
+            kind = type(one)  # `isinstance` would ask each object for its `__class__`, too
+            if kind is _CACHE:
+                found.append(one)
+            elif issubclass(kind, type):
+                classes[id(one)] = one
     for one in filter(is_users_class, classes.values()):
         found += [inner for inner in list(vars(one).values()) if type(inner) is _CACHE]
     return [one for one in found if not _is_pipers(one)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from piper.capture import torch_private, tracing_private
+from piper.capture import tracing_private
 from piper.capture.marks.annotate import recording
 from piper.capture.marks.tags import tagging
 from piper.capture.observers import observers_aside
@@ -40,7 +40,7 @@ def tracing(
         stack.enter_context(side_effects.no_python_randomness())
         stack.enter_context(refusing_seeds())
         stack.enter_context(refusing_hidden_contexts())
-        stack.enter_context(torch_private.unchecked_distributions())
+        stack.enter_context(tracing_private.unchecked_distributions())
         stack.enter_context(numbers_as_text())
         stack.enter_context(numbers_of_python())
         stack.enter_context(texts_only_printed())
