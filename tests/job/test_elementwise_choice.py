@@ -106,6 +106,27 @@ def test_a_stage_whose_backward_follows_at_once_keeps_everything() -> None:
     assert recomputed(compiled(pipeline())) == ["PP0", "PP1", "PP2"]
 
 
+class Layered(Gated):
+    """Two layers in each of two stages, each of them a region."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k, (gate, up, down) in enumerate(zip(self.gates, self.ups, self.downs, strict=True)):
+            with piper.annotate("PP", k // 2), piper.annotate("L"):
+                x = x + down(functional.silu(gate(x)) * up(x))
+        return x
+
+
+def test_layers_of_the_last_stage_wait_for_those_behind_them() -> None:
+    """And all of them for the loss, which is a region of its own and keeps everything."""
+    kept = Strategy(BUILDERS["1f1b"](pp=2, microbatches=PARTS, remat=1.0))
+    mine = Job(Layered(), functional.mse_loss, kept, Options(optimizer=ADAMW, device="cpu"))
+    default = mine.under(Strategy(BUILDERS["1f1b"](pp=2, microbatches=PARTS)))
+    whole, lean = (one.compile(Batch.of(data()[0]))[1] for one in (mine, default))
+
+    assert recomputed(lean) == ["PP0.L0", "PP0.L1", "PP1.L2", "PP1.L3"]
+    assert held(whole, 1) - held(lean, 1) == 2 * 2 * KEPT
+
+
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zbv", "dualpipev"])
 def test_it_trains_as_plain_pytorch(name: str) -> None:
     """With whole and with split backwards, one stage or two on a device."""

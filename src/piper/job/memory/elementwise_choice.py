@@ -3,7 +3,8 @@
 A pipeline keeps activations of several microbatches at once, and experts get more rows than their
 share. Who asks for zero=2 or 3 is short of memory, and pays for it with messages. There, what one
 elementwise operator or norm computes from something that is kept anyway, such as the product in a
-SwiGLU, is not kept. The backward repeats these operators, with the same bits.
+SwiGLU, is not kept, unless its backward follows at once. The backward repeats these operators, with
+the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from piper.ir.model import Model, Region
 from piper.ir.remat_policy import COSTLY, RematPolicy
 from piper.job.compile.compiler import Compiled
 from piper.job.memory.memory_limit import MemoryLimit
-from piper.job.memory.remat_choice import exactly, most_alive, passes
+from piper.job.memory.remat_choice import exactly, passes
 from piper.job.memory.zero_choice import accumulates, choice_lines, is_pipeline
 from piper.names import BW, F, RegionId
 from piper.plan.analyse.memory import peak
@@ -25,7 +26,6 @@ from piper.view.reports.recomputation import freed_text, names_text
 
 Program = Sequence[Directive]
 Compile = Callable[[Program], Compiled]
-Find = Callable[[Plan], Iterator[RegionId]]
 POLICY: RematPolicy = (COSTLY,)
 LEAST = 2**20  # bytes of a region and a microbatch: for less, it is not worth the operators
 
@@ -55,34 +55,28 @@ def without_elementwise(program: Program, kept: Compiled, compile: Compile) -> C
 
     `program` is as the user wrote it: in `kept`, zero=2 may be zero=1.
     """
-    find = waiting if kept.dag.shardings or is_short(program) else of_several
-    chosen = list(directives(kept, find)) if may_choose(program) else []
+    chosen = list(directives(kept)) if may_choose(program) else []
     if not chosen:
         return kept
     made = compile([*kept.program, *chosen])
     return made if most_held(made) < most_held(kept) else kept
 
 
-def directives(kept: Compiled, find: Find) -> Iterator[Remat]:
+def directives(kept: Compiled) -> Iterator[Remat]:
     """One for all regions with the same tags."""
-    tags = dict.fromkeys(region.tags for region in worth_it(kept, find))
+    tags = dict.fromkeys(region.tags for region in worth_it(kept))
     names = dict.fromkeys(name for one in kept.dag.model.regions for name, _ in one.tags)
     yield from (Remat(exactly(one, names), POLICY) for one in tags)
 
 
-def worth_it(kept: Compiled, find: Find) -> Iterator[Region]:
+def worth_it(kept: Compiled) -> Iterator[Region]:
     """Regions that wait, and for which it frees enough."""
-    held = {region for plan in kept.plans for region in find(plan)}
+    held = {region for plan in kept.plans for region in waiting(plan)}
     for region in kept.dag.model.regions:
         found = region.recomputed.get(POLICY)
         enough = found and found.recomputes and found.recomputes.frees >= LEAST
         if region.id in held and enough:
             yield region
-
-
-def of_several(plan: Plan) -> Iterator[RegionId]:
-    """Regions of which a device keeps activations of several microbatches at once."""
-    return (region for region, most in most_alive(plan).items() if most > 1)
 
 
 def waiting(plan: Plan) -> Iterator[RegionId]:
