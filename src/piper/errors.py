@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from inspect import Parameter, Signature
 from typing import Self
 
@@ -43,11 +43,21 @@ def no_option(what: str, name: str, known: Sequence[str]) -> Problem:
       fix: write zero=...
     >>> no_option("it", "clip_norm", ["max_norm", "loss_fn"]).fix
     'write max_norm=...'
+    >>> no_option("a schedule", "dpp", ["dp", "pp", "zero"]).fix
+    'write dp=... or pp=...'
     """
     meant = [ours for ours, others in OTHER_WORDS.items() if name in others and ours in known]
-    near = meant or get_close_matches(name, known, 1)
-    fix = f"write {near[0]}=..." if near else f"it may have {', '.join(known)}"
+    near = meant[:1] or nearest(name, known)
+    choices = " or ".join(f"{one}=..." for one in near)
+    fix = f"write {choices}" if near else f"it may have {', '.join(known)}"
     return Problem(f"{what} has no option {name}", fix)
+
+
+def nearest(name: str, known: Sequence[str]) -> list[str]:
+    """All that are as near as the nearest one."""
+    found = get_close_matches(name, known, 3)
+    alike = [SequenceMatcher(None, one, name).ratio() for one in found]
+    return sorted(one for one, ratio in zip(found, alike, strict=True) if ratio == alike[0])
 
 
 def wrong_call(

@@ -162,6 +162,12 @@ def test_a_trainer_says_what_to_write_for_names_of_others(given: piper.Trainer, 
     assert not hasattr(given, name)
 
 
+def test_a_trainer_is_not_called(given: piper.Trainer) -> None:
+    """As DeepSpeed's engine is."""
+    with pytest.raises(InputError, match=r"it is not a function\n  fix: write trainer\.step"):
+        given(X)  # type: ignore[operator]
+
+
 def test_misspelt_names_are_as_in_python(given: piper.Trainer) -> None:
     with pytest.raises(AttributeError, match="'Trainer' object has no attribute 'stpe'") as error:
         given.stpe  # type: ignore[attr-defined]  # noqa: B018

@@ -96,9 +96,29 @@ def test_means_over_different_counts_have_no_common_weight() -> None:
     assert str(refused.value) == (
         "batch: a part of the loss is a mean over labels other than -100, another part is not: in "
         "microbatch 0 there are 1 of 2, so no single weight is right\n"
-        "  fix: give the Trainer loss_weight=lambda *microbatch: the weight that you want"
+        "  fix: make both means over rows: with w = mask * len(mask) / mask.sum() in your batches, "
+        "(losses * w).mean() is the mean of the losses in the mask; or give the Trainer "
+        "loss_weight=lambda *microbatch: the weight that you want"
     )
     assert_equal(result, plainly(Net(), loss_fn, [full]))
+
+
+def test_means_over_different_counts_are_written_as_means_over_rows() -> None:
+    """As the message above says."""
+    labels = torch.tensor([-100, -100, 1, 2, 3, -100, 4, 0, 0, 1, 2, 3])
+    mask = labels != -100
+    weighed = [(x, (labels, mask * len(mask) / mask.sum())) for x, _ in data()]
+
+    def loss_fn(output: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
+        each = functional.cross_entropy(output, given[0], reduction="none")
+        return (each * given[1]).mean() + output.square().mean()
+
+    def wanted(output: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
+        return functional.cross_entropy(output, given[0]) + output.square().mean()
+
+    result = rehearse(Net(), loss_fn, [*TWO, Split("MB", 4)], weighed, optimizer=SGD)
+
+    assert_equal(result, plainly(Net(), wanted, weighed))
 
 
 def test_a_weight_of_the_user_is_not_called_wrong(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,10 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from piper.errors import InputError, Problem, no_option
 from piper.job.batch.batch import Batch
-from piper.job.other_words import elsewhere, to_make_again
+from piper.job.other_words import elsewhere, to_make_again, to_schedule_again
 from piper.names import amount
 from piper.runtime.optimizers.parameter_groups import is_named
-from piper.runtime.optimizers.user_optimizer import SCHEDULER
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -113,7 +112,7 @@ def refuse_wrong_options(optimizer: Any, lr_scheduler: Any, max_norm: Any) -> No
         raise no("optimizer", optimizer, to_make_again(optimizer))
     made = isinstance(lr_scheduler, LRScheduler)
     if made or not (lr_scheduler is None or callable(lr_scheduler)):
-        raise no("lr_scheduler", lr_scheduler, SCHEDULER)
+        raise no("lr_scheduler", lr_scheduler, to_schedule_again(lr_scheduler))
     if max_norm is not None and not is_norm(max_norm):
         raise InputError.of(
             "max_norm", f"{max_norm!r} is not a norm", "write a number above 0, or None"

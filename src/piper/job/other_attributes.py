@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from piper.errors import NoAttribute
+from piper.errors import InputError, NoAttribute
 
 STEP = "leave it out: trainer.step includes zero_grad, the backward and the optimizer's step"
 SCHEDULE = "leave it out: trainer.step includes it, after the optimizer; metrics.lr is the rate"
@@ -71,6 +71,9 @@ class OtherAttributes:
             if hasattr(type(self), name):  # a property failed: with its own error, again
                 return object.__getattribute__(self, name)
             raise missing(self, name)
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            raise InputError.of("trainer", "it is not a function", FIXES["forward"])
 
 
 def missing(trainer: Any, name: str) -> AttributeError:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from piper.runtime.optimizers.user_optimizer import SCHEDULER
+
 DEFAULT = {"lr": "3e-4"}  # of `Trainer(optimizer=...)`, beside what torch's AdamW has
 OF_OPTIMIZER = {
     "lr": "lr",
@@ -100,6 +102,24 @@ def to_make_again(found: Any) -> str:
     }
     home = "torch.optim." if getattr(torch.optim, kind.__name__, None) is kind else ""
     return f"write optimizer={partial_text(home + kind.__name__, chosen)}"
+
+
+def to_schedule_again(found: Any) -> str:
+    """What makes a scheduler like this one. An example, if it is none of torch's.
+
+    >>> to_schedule_again(torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)]), 30))
+    'write lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=30)'
+    """
+    kind = type(found)
+    if vars(torch.optim.lr_scheduler).get(kind.__name__) is not kind:
+        return SCHEDULER
+    chosen = {
+        name: text_of(vars(found).get(name, ...))
+        for name, one in signature(kind).parameters.items()
+        if name not in ("optimizer", "last_epoch") and vars(found).get(name, ...) != one.default
+    }
+    call = f"torch.optim.lr_scheduler.{kind.__name__}"
+    return f"write lr_scheduler={partial_text(call, chosen)}"
 
 
 def partial_text(call: str, options: Mapping[str, str]) -> str:

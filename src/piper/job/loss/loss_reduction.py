@@ -264,7 +264,9 @@ def refuse_uncounted(form: LossForm, batch: Batch, parts: int, sizes: Sizes = ()
                     "batch",
                     f"a part of the loss is a mean over {count.what}, another part is not: in "
                     f"microbatch {part} there are {found:g}{of}, so no single weight is right",
-                    "give the Trainer loss_weight=lambda *microbatch: the weight that you want",
+                    "make both means over rows: with w = mask * len(mask) / mask.sum() in your "
+                    "batches, (losses * w).mean() is the mean of the losses in the mask; or give "
+                    "the Trainer loss_weight=lambda *microbatch: the weight that you want",
                 )
 
 
