@@ -94,6 +94,17 @@ def turned(p: Any, change: Tensor, held: dict[str, Any]) -> None:
     p.data.sub_(held["last"])
 
 
+def transposed(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    p.data.sub_(change)
+    if p.dim() == 2 and p.shape[0] == p.shape[1]:
+        p.data = p.data.t()
+
+
+def previous(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    p.data = p.data - change - 0.1 * (p.data - held.get("previous", p.data))
+    held["previous"] = p.data
+
+
 UPDATES = [to_data, detached, by_set, back_and_forth, looks_ahead, momentum, views, turned]
 
 
@@ -156,3 +167,49 @@ def without_biases(named: Any) -> torch.optim.Optimizer:
 def test_a_function_that_freezes_parameters_is_refused(name: str) -> None:
     with pytest.raises(PiperError, match=r"it freezes .*bias \(requires_grad\)"):
         rehearse(Scaled(), mse_loss, STRATEGIES[name], data(), optimizer=without_biases)
+
+
+def in_list(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    held.setdefault("history", []).append(p.data)
+    p.data = p.data - change
+
+
+def in_dict(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    held["old"] = {"value": p.data[:1] if p.dim() else p.data}
+    p.data = p.data - change
+
+
+OLD: dict[int, Tensor] = {}
+
+
+def elsewhere(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    OLD[id(p)] = p.data
+    p.data = p.data - change
+
+
+@pytest.mark.parametrize(
+    ("name", "update"), every(2, product(("one", "replicas"), (in_list, in_dict, elsewhere)))
+)
+def test_old_memory_that_is_kept_out_of_sight(name: str, update: Update) -> None:
+    """In plain PyTorch it has old values."""
+    make = partial(Assigning, update=update)
+    with pytest.raises(PiperError, match="keeps the memory of a parameter"):
+        rehearse(Scaled(), mse_loss, STRATEGIES[name], data(), optimizer=make)
+
+
+def slow(p: Any, change: Tensor, held: dict[str, Any]) -> None:
+    """From the second step on, the state is the parameter, and is written with it."""
+    p.data.sub_(change)
+    if "slow" not in held:
+        held["slow"] = p.data.clone()
+        p.data = held["slow"]
+    p.data.sub_(0.1 * held["slow"])
+
+
+@pytest.mark.parametrize(
+    ("name", "update"), every(2, product(("one", "replicas"), (slow, previous, transposed)))
+)
+def test_state_and_layouts_of_new_memory(name: str, update: Update) -> None:
+    make = partial(Assigning, update=update)
+    found = rehearse(Scaled(), mse_loss, STRATEGIES[name], data(), optimizer=make).parameters
+    torch.testing.assert_close(found, plain(make))

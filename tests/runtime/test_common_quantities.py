@@ -265,6 +265,62 @@ def test_updates_of_each_parameter_alone_are_allowed(make: Any) -> None:
     refuse_common(make, BUCKETS)
 
 
+LAYERS = [
+    [(f"{k}.{name}", nn.Parameter(torch.ones(3, 2 + k))) for name in names]
+    for k, names in enumerate((["weight", "lora_a"], ["weight", "lora_a"], ["lora_b"]))
+]
+
+
+class GroupClip(Own):
+    """Clips some groups, each by its own norm."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if group.get("clip"):
+                clip_grad_norm_(group["params"], group["clip"])
+        super().step()
+
+
+def clipped(named: Any, chosen: str = "lora") -> Optimizer:
+    groups: dict[bool, list[nn.Parameter]] = {}
+    for name, one in named:
+        groups.setdefault(chosen in name, []).append(one)
+    return GroupClip([{"params": own, "clip": 0.05 * is_it} for is_it, own in groups.items()])
+
+
+class Masked(Own):
+    """Tensors of the parameters' own sizes."""
+
+    def __init__(self, named: Any) -> None:
+        named = list(named)
+        super().__init__(named)
+        sizes = {name: one.shape for bucket in LAYERS for name, one in bucket}
+        self.masks = {one: torch.ones(sizes[name]) for name, one in named}
+
+    def change(self, p: nn.Parameter, lr: float) -> None:
+        super().change(p, lr)
+        p.copy_(torch.where(self.masks[p].view(p.shape) > 0, p, 0.0))
+
+
+class MaskedAndClipped(Masked):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        clip_grad_norm_(self.every(), 0.05)
+        super().step()
+
+
+@pytest.mark.parametrize("make", [clipped, partial(clipped, chosen="weight"), MaskedAndClipped])
+def test_some_parameters_together_or_of_one_size_only(make: Any) -> None:
+    with pytest.raises(StrategyError, match="updates parameters together differently"):
+        refuse_common(make, LAYERS)
+
+
+@pytest.mark.parametrize("make", [partial(clipped, chosen="2.lora"), Masked])
+def test_groups_and_sizes_that_treat_each_parameter_alone(make: Any) -> None:
+    refuse_common(make, LAYERS)
+
+
 def test_one_bucket_may_be_treated_together() -> None:
     refuse_common(ClipsLate, BUCKETS[:1])
 

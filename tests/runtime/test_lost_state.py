@@ -13,9 +13,10 @@ from torch.optim import SGD, AdamW, Optimizer
 import piper
 from piper.errors import InputError
 from piper.runtime.optimizers.lost_state import lost_state
+from piper.runtime.optimizers.small_parameters import Kind
 from piper.strategies import gpipe
 
-KINDS = [("a.weight", 2), ("a.bias", 1)]
+KINDS = [Kind("a.weight", 2, (3, 3)), Kind("a.bias", 1, (3,))]
 
 
 class Own(SGD):

@@ -66,6 +66,11 @@ def is_shared(tensor: torch.Tensor) -> bool:
     return count(tensor.untyped_storage()._cdata) > count(alone._cdata) + 1
 
 
+def users_of(tensor: torch.Tensor) -> int:
+    """How many tensors have its memory."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
 def set_allocator(setting: str) -> None:
     """Change a setting of the allocator of GPU memory. All others get their defaults."""
     torch._C._accelerator_setAllocatorSettings(setting)

@@ -17,6 +17,7 @@ from piper.runtime.optimizers.small_parameters import (
     Kind,
     Parameters,
     close,
+    fitting,
     made,
     set_gradients,
 )
@@ -40,6 +41,7 @@ def depend_on_each_other(make: MakeOptimizer, kinds: Sequence[Kind]) -> bool:
 
     If it cannot be tried on small ones, assume that they do not.
     """
+    kinds = fitting(make, kinds)
     for own in OWN:
         found = [one for other in OTHERS if (one := path(make, kinds, other, own)) is not None]
         if any(not close(found[0], one) for one in found[1:]):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 
 import torch
 
@@ -12,11 +14,13 @@ from piper.runtime.optimizers.known_optimizers import MakeOptimizer, Named, is_k
 from piper.runtime.optimizers.small_parameters import (
     Kind,
     close,
+    fitting,
     kind,
     set_gradients,
     small,
 )
 
+MOST = 4  # groups, and pairs of each, that are tried
 SCALES = (1e3, 1.0, 1e-3)  # of gradients, one step each: reveals clipping by a norm
 
 
@@ -28,7 +32,8 @@ def refuse_joint(make: MakeOptimizer, optimizer: torch.optim.Optimizer, named: N
     if is_known(optimizer):
         return
     kinds = [kind(*one) for one in named][:2]
-    kinds += [(f"{kinds[0][0]}_again", kinds[0][1])] if len(kinds) == 1 else []
+    kinds += [replace(kinds[0], name=f"{kinds[0].name}_again")] if len(kinds) == 1 else []
+    kinds = fitting(make, kinds)
     try:
         together, alone = trained(make, [kinds]), trained(make, [[one] for one in kinds])
     except Exception:
@@ -45,11 +50,24 @@ def refuse_common(make: MakeOptimizer, buckets: Sequence[Named]) -> None:
         return
     try:
         optimizer = make(list(pairs[0]))
+        groups = [] if is_known(optimizer) else groups_of(make, buckets)
     except Exception:  # whatever it is, it happens in the calls that count as well
         return
+    pairs += [pair for group in groups for pair in islice(pairs_of(group), MOST)]
     kinds = ([kind(*one) for one in pair] for pair in pairs)
     if not is_known(optimizer) and any(depend_on_each_other(make, pair) for pair in kinds):
         raise joint(optimizer)
+
+
+def groups_of(make: MakeOptimizer, buckets: Sequence[Named]) -> list[list[Named]]:
+    """The parameters in each group of an optimizer of all, by bucket: it may treat them together.
+
+    One group of all has the pairs that others have, too.
+    """
+    groups = make([one for bucket in buckets for one in bucket]).param_groups
+    ids = [{id(one) for one in group["params"]} for group in groups]
+    apart = [[[p for p in bucket if id(p[1]) in own] for bucket in buckets] for own in ids]
+    return apart[:MOST] if len(apart) > 1 else []
 
 
 def pairs_of(buckets: Sequence[Named]) -> Iterator[Named]:

@@ -12,6 +12,7 @@ from piper.runtime.optimizers.small_parameters import (
     Kind,
     Parameters,
     close,
+    fitting,
     made,
     set_gradients,
 )
@@ -26,6 +27,7 @@ def lost_state(make: MakeOptimizer, kinds: Sequence[Kind]) -> str | None:
     If it cannot be tried on small parameters, assume that nothing does.
     """
     try:
+        kinds = fitting(make, kinds)
         first, parameters = made(make, kinds)
         if is_known(first):
             return None

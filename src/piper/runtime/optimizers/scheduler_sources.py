@@ -31,6 +31,7 @@ from piper.runtime.optimizers.own_parameters import with_attributes
 from piper.runtime.optimizers.small_parameters import (
     Kind,
     Parameters,
+    fitting,
     made,
     one_of_each,
     set_gradients,
@@ -55,7 +56,8 @@ def refuse_other_sources(
     """Try it on small parameters. If that fails, assume that it is fine."""
     if schedule is None:
         return
-    trial = Trial(with_attributes(make, parameters), schedule, one_of_each(parameters))
+    make = with_attributes(make, parameters)
+    trial = Trial(make, schedule, fitting(make, one_of_each(parameters)))
     try:
         if trial.only_counts():
             return
