@@ -187,6 +187,16 @@ def value_wanted_in_region(where: str) -> CaptureError:
     )
 
 
+def no_kernel(where: str, operator: str) -> CaptureError:
+    return refusal(
+        where,
+        f"the region that begins here needs {operator}, which torch cannot follow on tensors "
+        "without values, at least not where a size depends on data",
+        "keep all rows and weigh them by a mask, instead of selecting some (`x[mask]`), or use "
+        "another function",
+    )
+
+
 def sparse_gradient(name: str) -> CaptureError:
     return refusal(
         "model", f"the gradient of {name} is sparse", "create the embedding with sparse=False"

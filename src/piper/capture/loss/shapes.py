@@ -40,7 +40,8 @@ def moved_dimensions(call: Call) -> Known:
     if not isinstance(known, Rows):
         return known
     before = shape(call.given["self"])
-    if any(not isinstance(size, int) for size in before):
+    others = (size for dim, size in enumerate(before) if dim != known.dim)
+    if any(not isinstance(size, int) for size in others):
         return MIXED
     with torch.no_grad():  # a size of 3 marks the rows, and 1 or 2 anything else
         sizes = [3 if d == known.dim else 1 if size == 1 else 2 for d, size in enumerate(before)]

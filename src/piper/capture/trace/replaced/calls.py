@@ -19,6 +19,7 @@ from piper.capture.trace.replaced.statistics import (
     covariance,
     least_squares,
 )
+from piper.capture.trace.replaced.unknown_sizes import UNKNOWN_SIZES
 
 
 class ReplacedCalls(torch.overrides.TorchFunctionMode):
@@ -64,6 +65,7 @@ def bincount(func: Any, input: Tensor, weights: Tensor | None = None, minlength:
 
 
 IN_PROOFS: dict[str, Callable[..., Any]] = {  # rules know the rest
+    **UNKNOWN_SIZES,
     "gaussian_nll_loss": gaussian,
     "ctc_loss": ctc,
     "__format__": formatted,
