@@ -123,6 +123,44 @@ HIDDEN: dict[str, Change] = {
 }
 
 
+COPIES: dict[str, Change] = {  # each of a view: operators that consist of others
+    "contiguous": lambda h: h.t().contiguous().t(),
+    "contiguous slice": lambda h: h[:, 1:].contiguous(),
+    "reshape": lambda h: h.t().reshape(-1),
+    "flatten": lambda h: h[:, 1:].flatten(),
+    "to another type": lambda h: h.float().double(),
+    "expanded": lambda h: h[:, :1].expand(-1, WIDTH).contiguous(),
+    "index": lambda h: h[torch.arange(ROWS)],
+    "chunk": lambda h: h.chunk(2, 1)[1].contiguous(),
+    "diagonal": lambda h: h[:, :, None].diagonal(dim1=1, dim2=2).contiguous(),
+    "memory format": lambda h: h.view(ROWS, WIDTH, 1, 1).contiguous(
+        memory_format=torch.channels_last
+    ),
+}
+
+
+def sum_of(part: Tensor, h: Tensor) -> Tensor:
+    return h + part.sum() / part.numel()
+
+
+def written(copy: Change, write: Callable[[Tensor], object]) -> Change:
+    def change(h: Tensor) -> Tensor:
+        part = copy(h)
+        write(part)
+        return sum_of(part * part, h)
+
+    return change
+
+
+HIDDEN |= {
+    f"detached {name}": written(copy, lambda part: part.detach().mul_(3.0))
+    for name, copy in COPIES.items()
+} | {
+    f"no_grad, {name}": written(copy, unseen(lambda part: part.add_(1.0)))
+    for name, copy in COPIES.items()
+}
+
+
 def own_copy(h: Tensor) -> Tensor:
     other = h.detach().clone()
     other.mul_(2)
@@ -185,6 +223,10 @@ SEEN: dict[str, Change] = {
     "each column": each_seen,
     "passed by": lambda h: h + (h.clamp(-0.3, 0.3) - h).detach(),
 }
+SEEN_COPIES = {
+    name: written(copy, lambda part: part.mul_(2.0).relu_()) for name, copy in COPIES.items()
+}
+SEEN |= {"a contiguous copy": SEEN_COPIES.pop("contiguous")}
 
 
 class Net(nn.Module):
@@ -214,7 +256,10 @@ def test_a_write_that_autograd_does_not_see_is_refused(change: Change) -> None:
         rehearse(Net(change), F.mse_loss, None, BATCHES[:1], optimizer=SGD)
 
 
-@pytest.mark.parametrize("change", SEEN.values(), ids=SEEN)
+@pytest.mark.parametrize(
+    "change",
+    [*every(1, SEEN.values(), SEEN), *every(3, SEEN_COPIES.values(), SEEN_COPIES)],
+)
 def test_other_writes_are_those_of_eager_training(change: Change) -> None:
     model = Net(change)
     losses = plain_losses(SGD(model.parameters()), BATCHES, lambda x, y: F.mse_loss(model(x), y))

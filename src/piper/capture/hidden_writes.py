@@ -29,6 +29,7 @@ _DETACHING = (torch.ops.aten.detach, torch.ops.aten.alias)
 class Family:
     """Views that autograd knows as such: a write to one changes the history of all."""
 
+    number: int  # in the order in which they came
     differentiable: bool = False
     members: list[Ref[Tensor]] = field(default_factory=list)
 
@@ -52,9 +53,14 @@ class Families:
 
     def __init__(self) -> None:
         self.by_memory: dict[int, list[Family]] = {}
+        self.count = 0  # of all families so far
 
-    def computed(self, operator: Any, args: Any, results: Any) -> None:
-        """Results of an operator that may be views of its arguments."""
+    def computed(self, operator: Any, args: Any, results: Any, since: int) -> None:
+        """Results of an operator that may be views of its arguments.
+
+        `since`: how many families there were before it. It may consist of others, as `contiguous`
+        does of a copy: what they made is the same to autograd.
+        """
         given = tensors_in(args)
         seen = (
             torch.is_grad_enabled() and getattr(operator, "overloadpacket", None) not in _DETACHING
@@ -62,7 +68,11 @@ class Families:
         for result in tensors_in(results):
             memory = memory_of(result)
             base = next((one for one in given if memory_of(one) == memory), None)
-            family = self.of(base) if base is not None and seen else self._new(memory)
+            inner = [one for one in self._alive(memory) if one.number >= since]
+            if base is not None and seen:
+                family = self.of(base)
+            else:
+                family = inner[-1] if inner and seen else self._new(memory)
             if result not in family:
                 family.add(result)
 
@@ -92,7 +102,8 @@ class Families:
         )
 
     def _new(self, memory: int) -> Family:
-        family = Family()
+        family = Family(self.count)
+        self.count += 1
         self.by_memory[memory] = [*self._alive(memory), family]
         return family
 

@@ -19,7 +19,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedOperatorException,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.amp import autocast_mode

@@ -14,6 +14,7 @@ from torch._dispatch.python import enable_python_dispatcher as enable_python_dis
 from torch._library.autograd import Info
 from torch._library.custom_ops import OPDEFS
 from torch._ops import reset_cached_ops
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch._subclasses.functional_tensor import (
     FunctionalTensorMode,
     dispatch_functionalize,
@@ -46,6 +47,7 @@ from piper.capture.torch_private import (
     pytree,
 )
 
+UNSUPPORTED = UnsupportedOperatorException  # what has no kernel for tensors without values
 _COMPILER = torch._dynamo.__path__[0]
 # torch has derivatives for these, and in traces takes a decomposition instead, which is slower and,
 # of margins with several labels, wrong (at torch 2.13).
@@ -107,10 +109,10 @@ def _hidden_writes_refused() -> Iterator[None]:
         written = written_by(func, args, kwargs or {}) if isinstance(func, OpOverload) else []
         if families.are_passed_by(written):
             raise autograd_refusals.hidden_write(current_line())
-        found = original(self, func, types, args, kwargs)
+        since, found = families.count, original(self, func, types, args, kwargs)
         if torch.is_grad_enabled():
             families.written(written)
-        families.computed(func, args, found)
+        families.computed(func, args, found, since)
         return found
 
     FunctionalTensorMode.__torch_dispatch__ = __torch_dispatch__

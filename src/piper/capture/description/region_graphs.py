@@ -18,8 +18,9 @@ from piper.capture.graphs.joint import Joint, differentiable, differentiate
 from piper.capture.graphs.partition import Partition, partition
 from piper.capture.graphs.remat_policies import nodes_to_keep
 from piper.capture.regions.cut import Chunk
-from piper.capture.torch_private import HIDDEN_UPDATE, VALUE_WANTED, UnsupportedOperatorException
+from piper.capture.torch_private import HIDDEN_UPDATE, VALUE_WANTED
 from piper.capture.trace.forward import Traced
+from piper.capture.tracing_private import UNSUPPORTED
 from piper.capture.unvalued_errors import is_about_numbers
 from piper.ir.remat_policy import RematPolicy
 
@@ -73,7 +74,7 @@ def _explained(chunk: Chunk) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, VALUE_WANTED) or is_about_numbers(error):
             raise refusals.value_wanted_in_region(chunk.source) from error
-        if isinstance(error, UnsupportedOperatorException):
+        if isinstance(error, UNSUPPORTED):
             raise refusals.no_kernel(chunk.source, str(error)) from error
         if HIDDEN_UPDATE in str(error):
             raise refusals.hidden_update(chunk.source) from error

@@ -3,9 +3,9 @@
 The same numbers and derivatives from functions that do not ask.
 """
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -42,7 +42,7 @@ def cross_entropy(
     return {"mean": each.mean, "sum": each.sum, "none": lambda: each}[reduction]()
 
 
-UNKNOWN_SIZES = {
+UNKNOWN_SIZES: dict[str, Callable[..., Any]] = {
     "logsumexp": log_sum_exp,
     "special_logsumexp": log_sum_exp,
     "log_sigmoid": log_sigmoid,
