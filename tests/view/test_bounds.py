@@ -48,7 +48,7 @@ def test_the_stage_that_is_longer_is_named_and_other_cuts_help_more_than_microba
         shown = advice(found)
 
         assert f"PP={slow}" in shown and f"on device {device} bounds the step" in shown
-        assert "one layer: tag smaller ones" in shown and "More microbatches hardly help" in shown
+        assert "one region: move its borders" in shown and "More microbatches hardly help" in shown
         assert bound(found.report, found.stages).startswith("critical path: stage")
         even = simulated(name, [sum(seconds) / len(seconds)] * len(seconds))
         more = simulated(name, seconds, microbatches=16)
@@ -71,8 +71,9 @@ def test_the_whole_text() -> None:
 
     assert advice(found) == (
         "advice: stage PP=1 on device 1 bounds the step: it computes 9.60 s, the others 2.40 s "
-        "on average; it is one layer: tag smaller ones with `piper.tag(model, ...)` or `with "
-        "piper.annotate(...)`. More microbatches hardly help"
+        "on average; it is one region: move its borders, or tag smaller ones (`with "
+        "piper.annotate(...)`, `piper.tag(model, ...)`), which a builder cuts into stages. More "
+        "microbatches hardly help"
     )
     assert bound(found.report, found.stages) == (
         "critical path: stage PP=1 on device 1 (97 %), stage PP=0 on device 0 (3 %)"

@@ -138,12 +138,15 @@ def uneven_text(found: Prediction) -> str:
 
 
 def shorter(found: Prediction, device: Device) -> str:
-    """How to give it less to compute. A stage of one layer cannot be cut elsewhere."""
+    """How to give it less to compute. A stage of one region cannot be cut elsewhere."""
     stages = found.stages.get(device, ())
     if found.layers.get(device, 0) > len(stages):
         return (
             "give it fewer layers (`stages=[...]` of a builder), or let a builder cut by measured "
             "times (`costs=`)"
         )
-    each = "each of these stages is one layer" if len(stages) > 1 else "it is one layer"
-    return f"{each}: tag smaller ones with `piper.tag(model, ...)` or `with piper.annotate(...)`"
+    each = "each of these stages is one region" if len(stages) > 1 else "it is one region"
+    return (
+        f"{each}: move its borders, or tag smaller ones (`with piper.annotate(...)`, "
+        "`piper.tag(model, ...)`), which a builder cuts into stages"
+    )
