@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import importlib
+import inspect
 import operator
 import sys
 import types
@@ -62,6 +64,32 @@ def replaced(items: list[Any], value: Any) -> Undo:
     return lambda: items.__setitem__(0, before)
 
 
+GETTER, KEYS = operator.attrgetter("factor"), {"factor": 1.0}
+
+
+def held(net: Any) -> float:
+    return float(GETTER(SETTINGS.inner))
+
+
+def matched(net: Any) -> float:
+    match SETTINGS.inner:
+        case types.SimpleNamespace(factor=found):
+            return float(found)
+    return 0.0
+
+
+def matched_keys(net: Any) -> float:
+    match KEYS:
+        case {"factor": found}:
+            return found
+    return 0.0
+
+
+def replaced_key(value: float) -> Undo:
+    KEYS["factor"] = value
+    return lambda: KEYS.update(factor=1.0)
+
+
 set_to(Color.RED, "factor", 1.0)
 for owner in (torch, np, builtins, nn.Linear):
     set_to(owner, "factor_of_a_test", 1.0)
@@ -99,6 +127,27 @@ KINDS: dict[str, tuple[Callable[[Any], float], Callable[[], Undo]]] = {
     "dotted name": (
         lambda net: operator.attrgetter("inner.factor")(SETTINGS),
         lambda: set_to(SETTINGS.inner, "factor", 2.0),
+    ),
+    "held getter": (held, lambda: set_to(SETTINGS.inner, "factor", 2.0)),
+    "pattern of a class": (matched, lambda: set_to(SETTINGS.inner, "factor", 2.0)),
+    "pattern of keys": (matched_keys, lambda: replaced_key(2.0)),
+    "own module by import_module": (
+        lambda net: importlib.import_module(__name__).FACTOR, lambda: set_to(here, "FACTOR", 2.0),
+    ),
+    "own module by __import__": (
+        lambda net: __import__(__name__, fromlist=["x"]).FACTOR,
+        lambda: set_to(here, "FACTOR", 2.0),
+    ),
+    "own module by inspect": (
+        lambda net: inspect.getmodule(scheduled).FACTOR,  # type: ignore[union-attr]
+        lambda: set_to(here, "FACTOR", 2.0),
+    ),
+    "globals of a frame": (
+        lambda net: inspect.currentframe().f_globals["FACTOR"],  # type: ignore[union-attr]
+        lambda: set_to(here, "FACTOR", 2.0),
+    ),
+    "globals of a function": (
+        lambda net: scheduled.__globals__["FACTOR"], lambda: set_to(here, "FACTOR", 2.0),
     ),
     "later global": (lambda net: globals().get("LATER", 1.0), lambda: set_to(here, "LATER", 2.0)),
     "later attribute": (

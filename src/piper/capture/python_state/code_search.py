@@ -14,6 +14,7 @@ _GLOBALS = frozenset({
     "LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME", "DELETE_NAME",
     "LOAD_FROM_DICT_OR_GLOBALS",
 })  # fmt: skip
+_PATTERNS = {"MATCH_CLASS", "MATCH_KEYS"}
 _IMPORTS = {"modules", "import_module", "__import__"}
 # What may stand between the load and the store of a counter:
 _COUNTING = {"LOAD_CONST", "LOAD_SMALL_INT", "LOAD_FAST", "BINARY_OP", "SWAP", "COPY"}
@@ -51,6 +52,15 @@ def global_names(code: CodeType) -> frozenset[str]:
     """What code names as globals, not as attributes of something."""
     found = (one.argval for one in dis.get_instructions(code) if one.opname in _GLOBALS)
     return frozenset(found)
+
+
+@cache
+def names_in_patterns(code: CodeType) -> frozenset[str]:
+    """Attributes and keys in patterns: `case Namespace(scale=x)`, `case {"scale": x}`."""
+    if not any(one.opname in _PATTERNS for one in dis.get_instructions(code)):
+        return frozenset()
+    tuples = [one for one in code.co_consts if isinstance(one, tuple)]
+    return frozenset(one for inner in tuples for one in inner if isinstance(one, str))
 
 
 def imported(codes: Iterable[CodeType], package: str) -> list[str]:

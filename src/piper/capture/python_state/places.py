@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from operator import attrgetter, methodcaller
 from types import CellType, FunctionType, MappingProxyType, MethodType
 from typing import Any
 from weakref import ref as Weak
@@ -59,6 +60,9 @@ class Root:
     names: tuple[str, ...]
 
 
+GETTERS = (attrgetter, methodcaller)  # which hold nothing but names
+
+
 @dataclass
 class Walk:
     """Goes through everything that can be reached from some roots, each value once."""
@@ -80,6 +84,8 @@ class Walk:
             value = place.value
             if isinstance(value, Tensor):
                 self.tensors.append(place)
+            if isinstance(value, GETTERS):
+                self.met.append(value)
             if is_leaf(value) or id(value) in self.seen:
                 continue
             self.seen[id(value)] = place

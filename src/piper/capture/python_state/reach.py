@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from logging import Logger
+from operator import attrgetter, methodcaller
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
-from piper.capture.python_state.code_search import global_names, imported
+from piper.capture.python_state.code_search import global_names, imported, names_in_patterns
 from piper.capture.python_state.operator_code import code_of_operators
 from piper.capture.python_state.ownership import (
     codes_of,
@@ -28,8 +29,10 @@ from piper.capture.python_state.places import Place, Root, Walk, get
 
 _READ_BY_TEXT = {"getattr", "hasattr", "vars", "__dict__", "__getattribute__", "attrgetter",
                  "setattr", "delattr", "globals", "__getattr__", "eval", "exec",
-                 "format"}  # fmt: skip
+                 "format", "f_globals", "__globals__"}  # fmt: skip
 _DOTTED, _FIELD = re.compile(r"[A-Za-z_][\w.]*"), re.compile(r"\{\w*((?:\.\w+)+)")
+
+_OWN_MODULE = {"modules", "import_module", "__import__", "getmodule", "f_globals", "__globals__"}
 
 _DATA = (bool, int, float, str, list, tuple, Logger)  # of libraries: sys.argv, torch.pi
 
@@ -102,6 +105,8 @@ class _Search:
         match value:
             case FunctionType():
                 self.enqueue(value)
+            case attrgetter() | methodcaller():
+                self.learn_names({part for text in _texts_of(value) for part in text.split(".")})
             case type() if is_users_function(value):
                 self.files.add(file_of(value))
                 self.learn(value)
@@ -151,16 +156,25 @@ class _Search:
             self.reach.codes[code] = None
             arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             named = {*code.co_names, *code.co_freevars, *names_in_texts(code)}
-            new = {*named, *arguments} - self.reach.names
-            self.reach.names |= new
+            named |= names_in_patterns(code)
             self.reach.texts |= set(texts_in(code, 2))  # parts of names
-            for name in new:
-                for method in self.methods.get(name, ()):
-                    self.enqueue(method)
+            self.learn_names({*named, *arguments})
         for root in _globals(function):
             if (id(root.container), root.key) not in self.named:
                 self.named.add((id(root.container), root.key))
                 self.add(root)
+
+    def learn_names(self, names: set[str]) -> None:
+        new = names - self.reach.names
+        self.reach.names |= new
+        for method in (one for name in new for one in self.methods.get(name, ())):
+            self.enqueue(method)
+
+
+def _texts_of(getter: Any) -> list[str]:
+    """What an `operator.attrgetter` or `methodcaller` that was made elsewhere asks for."""
+    _, given = getter.__reduce__()[:2]
+    return [one for one in given if isinstance(one, str)]
 
 
 def texts_in(code: CodeType, shortest: int = 1) -> list[str]:
@@ -215,7 +229,8 @@ def _globals(function: FunctionType) -> Iterator[Root]:
     names = sorted({name for code in codes for name in (*code.co_names, *names_in_texts(code))})
     own = {name for code in codes for name in (*global_names(code), *names_in_texts(code))}
     seen = set[int]()
-    for name in names if "modules" in names else sorted(own):  # sys.modules[__name__].name
+    by_module = not _OWN_MODULE.isdisjoint(names)  # sys.modules[__name__].name
+    for name in names if by_module else sorted(own):
         if name in scope:
             yield from _named(scope, name, name, names, seen)
         elif name in vars(builtins):
