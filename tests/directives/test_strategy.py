@@ -109,7 +109,7 @@ def directives(draw: st.DrawFn) -> Directive:
 
 
 @drawn
-@settings(max_examples=draws(15, 400))
+@settings(max_examples=draws(6, 400))
 @given(st.lists(directives(), max_size=4))
 def test_a_strategy_comes_back_from_json_as_it_was(program: list[Directive]) -> None:
     strategy = Strategy(program)

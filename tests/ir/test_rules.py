@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -346,34 +347,45 @@ def test_a_rule_finds_its_smallest_counterexample(rule: Rule) -> None:
     assert str(problems[0]) == message
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_a_rule_finds_nothing_in_a_compiled_dag(rule: Rule) -> None:
+@cache
+def pipeline() -> Dag:
     places = [Place(where(PP=0), [0]), Place(where(PP=1), [1]), Place(where(PP=2), [0])]
     model = chain(3, skips=((0, 2),), tied=True)
+    return compile_strategy(model, [*places, Split("MB", 3)]).dag
 
-    dag = compile_strategy(model, [*places, Split("MB", 3)]).dag
 
-    assert not list(rule(dag))
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_rule_finds_nothing_in_a_compiled_dag(rule: Rule) -> None:
+    assert not list(rule(pipeline()))
+
+
+def asked_and_compiled(cut: Shard, model: Model) -> tuple[Dag, Dag]:
+    four = [0, 1, 2, 3]
+    program = [Place(where(), four), cut, Replicate(where(), four, zero=2), Split("MB", 2)]
+    return apply(program, training_dag(model)), compile_strategy(model, program).dag
+
+
+@cache
+def with_experts() -> tuple[Dag, Dag]:
+    return asked_and_compiled(Shard(where(EP="*"), [[0, 1], [2, 3]]), moe_chain(1, layers=2))
+
+
+@cache
+def with_divided_weights() -> tuple[Dag, Dag]:
+    cut = Shard(where(), [[0, 1], [2, 3]], what="weights")
+    return asked_and_compiled(cut, divided_chain(2))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_a_rule_finds_nothing_in_a_dag_with_experts(rule: Rule) -> None:
-    four = [0, 1, 2, 3]
-    keep, cut = Replicate(where(), four, zero=2), Shard(where(EP="*"), [[0, 1], [2, 3]])
-    program, model = [Place(where(), four), cut, keep, Split("MB", 2)], moe_chain(1, layers=2)
-
-    asked, compiled = apply(program, training_dag(model)), compile_strategy(model, program).dag
+    asked, compiled = with_experts()
 
     assert not list(rule(asked if rule in PLACED else compiled))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_a_rule_finds_nothing_in_a_divided_dag(rule: Rule) -> None:
-    four, groups = [0, 1, 2, 3], [[0, 1], [2, 3]]
-    cut, keep = Shard(where(), groups, what="weights"), Replicate(where(), four, zero=2)
-    program, model = [Place(where(), four), cut, keep, Split("MB", 2)], divided_chain(2)
-
-    asked, compiled = apply(program, training_dag(model)), compile_strategy(model, program).dag
+    asked, compiled = with_divided_weights()
 
     assert not list(rule(asked if rule in PLACED else compiled))
 

@@ -8,6 +8,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from draws import every
 from evaluations import SGD, Blocks, Threads, block_loss, close, held_out
 from experts import WIDTH, Mixed
 from experts import loss as mixed_loss
@@ -291,7 +292,7 @@ class TwoInputs(nn.Module):
         return torch.tanh(self.one(x)) * self.other(y)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", every(2, ["bf16", "fp16"]))
 def test_predictions_are_computed_in_the_type_of_training(precision: str) -> None:
     torch.manual_seed(0)
     model, (x, y, z) = TwoInputs(), (torch.randn(4, n) for n in (6, 3, 4))
@@ -364,7 +365,7 @@ class Shaped(nn.Module):
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("microbatches", [1, 2, 4])
+@pytest.mark.parametrize("microbatches", every(2, [1, 2, 4]))
 def test_outputs_are_joined_where_they_have_rows(microbatches: int) -> None:
     """Two rows in a microbatch, two outputs in a stack: only what grows is rows."""
     torch.manual_seed(0)

@@ -90,7 +90,7 @@ FORMS = {f"{name}, {kind}": (mix, kind) for name, mix in MEETING.items() for kin
 CLEAN = {f"{name}, {kind}": (mix, kind) for name, mix in APART.items() for kind in KINDS}
 
 
-@pytest.mark.parametrize(("mix", "kind"), every(5, FORMS.values(), FORMS))
+@pytest.mark.parametrize(("mix", "kind"), every(9, FORMS.values(), FORMS))
 def test_a_mask_without_padding_hides_nothing(
     mix: Masked, kind: torch.dtype, warned: pytest.LogCaptureFixture
 ) -> None:
@@ -99,7 +99,7 @@ def test_a_mask_without_padding_hides_nothing(
     assert "rows of the batch meet at test_later_batches.py" in warned.text
 
 
-@pytest.mark.parametrize(("mix", "kind"), every(4, CLEAN.values(), CLEAN))
+@pytest.mark.parametrize(("mix", "kind"), every(7, CLEAN.values(), CLEAN))
 def test_rows_with_their_own_masks_are_left_in_peace(
     mix: Masked, kind: torch.dtype, warned: pytest.LogCaptureFixture
 ) -> None:
@@ -143,7 +143,7 @@ HARMLESS: dict[str, Mix] = {
 }
 
 
-@pytest.mark.parametrize("mix", every(5, GUARDS.values(), GUARDS))
+@pytest.mark.parametrize("mix", every(8, GUARDS.values(), GUARDS))
 def test_a_guard_over_all_rows_is_named(mix: Mix, warned: pytest.LogCaptureFixture) -> None:
     trained(Net(mix))
 
@@ -151,7 +151,7 @@ def test_a_guard_over_all_rows_is_named(mix: Mix, warned: pytest.LogCaptureFixtu
     assert f"rows of the batch meet at test_later_batches.py:{at}" in warned.text
 
 
-@pytest.mark.parametrize("mix", every(3, HARMLESS.values(), HARMLESS))
+@pytest.mark.parametrize("mix", every(5, HARMLESS.values(), HARMLESS))
 def test_values_of_all_rows_that_change_nothing_are_left_in_peace(
     mix: Mix, warned: pytest.LogCaptureFixture
 ) -> None:
@@ -188,7 +188,7 @@ def test_a_loss_that_is_a_mean_on_some_data_only_is_refused(loss: Loss) -> None:
         trained(Net(torch.tanh), loss=loss)
 
 
-@pytest.mark.parametrize("loss", every(1, MEANS.values(), MEANS))
+@pytest.mark.parametrize("loss", every(2, MEANS.values(), MEANS))
 def test_means_are_left_in_peace(loss: Loss, warned: pytest.LogCaptureFixture) -> None:
     trained(Net(torch.tanh), loss=loss)
 

@@ -225,7 +225,7 @@ FOUND = 5085  # a result that is detached twice, and shares memory with an argum
 
 @drawn
 def test_a_model_of_a_new_kind_trains_as_in_pytorch_or_is_refused_or_warned_of() -> None:
-    for seed in (FOUND, *range(draws(1, 300))):
+    for seed in (FOUND, *range(draws(0, 300))):
         found = case(seed)
         result = outcome(found)
 

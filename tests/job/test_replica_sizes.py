@@ -34,7 +34,7 @@ from piper.plan.check.check import check
 from piper.strategies import BUILDERS, one_f_one_b
 
 
-@pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, range(4), 3, 1))
+@pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, range(4), 5, 1))
 def test_every_schedule_and_level(schedule: str, zero: int) -> None:
     """Microbatches of one and two rows on one replica, of two rows on the other."""
     count = legal(schedule, 2).microbatches

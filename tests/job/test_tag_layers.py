@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import drawn, draws
 from torch import Tensor, nn
 
 import piper
@@ -190,6 +191,7 @@ def plain_batch() -> tuple[Tensor, Tensor]:
     return tokens, tokens.roll(1, 1)
 
 
+@drawn
 def test_a_model_that_says_nothing_goes_through_every_builder() -> None:
     example = Batch.of(tuple(torch.cat([one, one]) for one in plain_batch()))
     whole = BUILDERS["1f1b"](pp=1, dp=2, microbatches=2)
@@ -197,7 +199,7 @@ def test_a_model_that_says_nothing_goes_through_every_builder() -> None:
     captured, _ = job.compile(example)
     assert [region.id for region in captured.model.regions] == ["all"], "one is enough for pp=1"
 
-    for build in BUILDERS.values():
+    for build in list(BUILDERS.values())[:: draws(4, 1)]:
         other = job.under(build(pp=2, microbatches=4))
         other.compile(example)
         assert all(len(one.model.regions) == 4 for one in other.captures.values())

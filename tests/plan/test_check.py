@@ -35,7 +35,7 @@ from piper.plan.instructions import (
     Send,
 )  # fmt: skip
 
-EXAMPLES = draws(35, 105)
+EXAMPLES = draws(15, 105)
 
 
 def test_the_plans_are_accepted_as_they_are() -> None:

@@ -20,7 +20,7 @@ from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.plan.check.check import check
 from piper.plan.instructions import Instruction, Load, Redistribute, Slice, Total
 
-EXAMPLES = draws(30, 100)
+EXAMPLES = draws(12, 100)
 STEPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "shift", "shift-back")
 
 

@@ -10,7 +10,7 @@ from plan.mutation_checks import accepted, any_mutation, is_right, must_be_refus
 
 from piper.plan.check.check import check
 
-EXAMPLES = draws(40, 100)
+EXAMPLES = draws(30, 100)
 OFTEN_HARMLESS = ("a buffer ends while it is exchanged, a wait is missing",)  # readers waited, too
 
 

@@ -90,7 +90,7 @@ def test_every_schedule_with_every_level(schedule: str, zero: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "zero"), every(2, [("dualpipe", 2), ("1f1b", 0), ("1f1b", 3), ("zbv", 1)])
+    ("schedule", "zero"), every(4, [("dualpipe", 2), ("1f1b", 0), ("1f1b", 3), ("zbv", 1)])
 )
 def test_experts_with_every_level(schedule: str, zero: int) -> None:
     """EP=2 on PP=2 x DP=2 (DualPipe: DP=1, twice); every other level recomputes."""
@@ -152,7 +152,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(("before", "after"), every(2, CHANGES.values(), CHANGES))
 def test_a_run_goes_on_in_another_precision(
     before: Precision | None, after: Precision | None, tmp_path: Path
 ) -> None:

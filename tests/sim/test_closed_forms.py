@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from sim.atomic import atomic
@@ -26,6 +27,11 @@ SIZES = [(2, 4), (2, 8), (4, 8), (4, 16), (8, 32)]
 STAGES = {"interleaved-1f1b": 2, "zbv": 2, "dualpipev": 2}
 
 
+@cache
+def scheduled(name: str, pp: int, microbatches: int) -> Compiled:
+    return compiled(name, pp, microbatches)
+
+
 def compiled(name: str, pp: int, microbatches: int, model: Model | None = None) -> Compiled:
     strategy = BUILDERS[name](pp=pp, microbatches=microbatches)
     return compile_strategy(model or chain(STAGES.get(name, 1) * pp), strategy.directives)
@@ -41,7 +47,7 @@ def idle(found: Simulated) -> set[float]:
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1"])
 def test_the_bubble_is_the_closed_form(name: str, pp: int, microbatches: int, costs: Costs) -> None:
     forms = {"zb-h1": (pp - 1) * (1 + 2 - 2)}  # (PP-1) (F + B - 2W)
-    found = price(compiled(name, pp, microbatches), costs, NETWORKS["none"])
+    found = price(scheduled(name, pp, microbatches), costs, NETWORKS["none"])
 
     assert idle(found) == {forms.get(name, (pp - 1) * (1 + 2))}  # (PP-1) (F + B)
 
