@@ -47,10 +47,12 @@ class Call:
             return self.known[given]
         if not isinstance(given, int | float) or given == twin or given != given:  # NaN
             return FIXED
-        for power in (1, -1):
-            if isinstance(twin, int | float) and twin == given * 2**power:
-                return Number(power)
-        return MIXED
+        return proportional(given, twin) if isinstance(twin, int | float) else MIXED
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a number among the arguments follows that of the rows."""
+        return any(self.of(name) != FIXED for name in self.given if name not in self.tensors)
 
     def is_own(self, name: str) -> bool:
         return self.given.get(name) in self.own
@@ -82,6 +84,15 @@ class Call:
             if prod(after[:dim]) == outer and size % self.rows == 0 and grows:
                 return Rows(dim, known.over)
         return MIXED
+
+
+def proportional(here: Any, there: Any) -> Known:
+    """A number, or a tensor, that is another one for twice the rows."""
+    for power in (1, -1):
+        same = there == here * 2**power
+        if bool(same.all() if isinstance(same, Tensor) else same):
+            return Number(power)
+    return MIXED
 
 
 def base_name(node: fx.Node) -> str:

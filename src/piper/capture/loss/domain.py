@@ -44,7 +44,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A Python number that is proportional to the number of rows, or to its inverse (-1)."""
+    """A number, or a tensor, that is proportional to the number of rows, or to its inverse (-1)."""
 
     power: int
 
@@ -142,5 +142,7 @@ def scaled(known: Known, power: int) -> Known:
             return SUM
         case Rows(dim, None, mask), -1:
             return Rows(dim, PerRow(), mask)
+        case Fixed(), _:
+            return Number(power)
         case _:
             return MIXED

@@ -151,6 +151,4 @@ class Growth:
 
     def is_scaled_by_rows(self, node: fx.Node) -> bool:
         """Whether a number among the arguments follows the number of rows."""
-        call = Call(node, self.twins[node], self.known, self.rows, frozenset())
-        numbers = (name for name in call.given if name not in call.tensors)
-        return any(call.of(name) != FIXED for name in numbers)
+        return Call(node, self.twins[node], self.known, self.rows, frozenset()).is_scaled

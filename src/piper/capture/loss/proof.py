@@ -2,16 +2,17 @@
 
 import operator
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from piper.capture.fx_nodes import value
 from piper.capture.loss import labelled, norms, shapes  # noqa: F401  (they fill RULES)
-from piper.capture.loss.calls import Call, shape
+from piper.capture.loss.calls import Call, proportional, shape
 from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, Row, Rows, Size
 from piper.capture.loss.rules import RULES, elementwise, is_elementwise, works_along_rows
-from piper.capture.torch_private import VALUE_WANTED, OpOverload, is_mutable, pytree
+from piper.capture.torch_private import VALUE_WANTED, OpOverload, is_mutable, is_real, pytree
 
 aten = torch.ops.aten
 Twins = Mapping[fx.Node, fx.Node]
@@ -47,12 +48,31 @@ def followed(
             except VALUE_WANTED:  # a size that depends on a value, beside another size
                 known[node] = MIXED
         else:
-            known[node] = FIXED
+            known[node] = _constant(node, twins)
         constant = node.op == "get_attr"
         computed = node.op == "call_function" and all(one in own for one in node.all_input_nodes)
         if node in batch or constant or computed:
             own.add(node)
     return known
+
+
+def _constant(node: fx.Node, twins: Twins | None) -> Known:
+    """A tensor that the graph holds may be made from the number of rows: `torch.tensor(len(x))`."""
+    if node.op != "get_attr" or twins is None:
+        return FIXED
+    here, there = (_held(one) for one in (node, twins[node]))
+    if not isinstance(here, Tensor) or not isinstance(there, Tensor) or not is_real(here):
+        return FIXED
+    if here.shape != there.shape:
+        return MIXED
+    return FIXED if torch.equal(here, there) else proportional(here, there)
+
+
+def _held(node: fx.Node) -> Any:
+    found: Any = node.graph.owning_module
+    for name in str(node.target).split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _result(call: Call, lenient: bool, guessed: set[fx.Node]) -> Known:
@@ -70,7 +90,7 @@ def _result(call: Call, lenient: bool, guessed: set[fx.Node]) -> Known:
         return row
     found = _by_rule(call)
     if found == MIXED and lenient and not any(isinstance(one, Reduced) for one in inputs):
-        fixed = all(one == FIXED for one in inputs) and not _grows(call)
+        fixed = all(one == FIXED for one in inputs) and not _grows(call) and not call.is_scaled
         found = FIXED if fixed else _likely_rows(call, inputs)
         guessed.update([node] if isinstance(found, Rows) and not _stays(call, found) else ())
     return found

@@ -135,6 +135,9 @@ def padded_together(call: Call) -> Known:
 )  # fmt: skip
 def filled(call: Call) -> Known:
     """The same number everywhere: it may stand beside rows."""
+    numbers = {call.of(name) for name in ("fill_value", "s", "value")} - {FIXED}
+    if numbers:
+        return numbers.pop() if shape(call.node) == () else MIXED
     if call.twin is None:
         return next((k for n in call.tensors if isinstance(k := call.of(n), Rows)), FIXED)
     pairs = list(zip(shape(call.node), shape(call.twin), strict=True))
