@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,13 +59,19 @@ def differentiate(
     given_arguments = _arguments(chunk, wants, arguments)
     shared = _share_memory(chunk.graph.graph.output_node().args[0])
 
-    def forward(*arguments: Tensor) -> tuple[Tensor, ...]:
-        results = fx.Interpreter(chunk.graph).run(*arguments)  # keeps the marks on nodes
+    def forward(*arguments: Tensor, run: type[fx.Interpreter] = fx.Interpreter) -> tuple:
+        results = run(chunk.graph).run(*arguments)  # keeps the marks on nodes
         return tuple(map(_result, results, given, shared))
 
     def made() -> fx.GraphModule:
         traced = None if arguments else _functional(chunk, forward, given_arguments, given)
-        return traced or trace_joint(forward, given_arguments, backward=any(given))
+        if traced is not None:
+            return traced
+        try:
+            return trace_joint(forward, given_arguments, backward=any(given))
+        except AssertionError:  # a derivative writes beside a constant, as that of lerp does
+            lifted = partial(forward, run=_Lifting)
+            return trace_joint(lifted, given_arguments, backward=any(given))
 
     with mode:
         module = settled(chunk.graph.graph, made)
@@ -82,6 +89,14 @@ def differentiate(
         results=outputs[: len(given)],
         gradients=_aligned(outputs[len(given) :], wants),
     )
+
+
+class _Lifting(fx.Interpreter):
+    """Makes the constants of a graph tensors of the trace."""
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        found = super().get_attr(target, args, kwargs)
+        return torch.ops.aten.lift_fresh_copy(found) if isinstance(found, Tensor) else found
 
 
 def _functional(
