@@ -12,7 +12,7 @@ from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from piper import Place, Split, rehearse, where
+from piper import Place, Split, annotate, rehearse, where
 from piper.errors import CaptureError
 
 CLASSES = 6
@@ -94,3 +94,25 @@ def test_a_derivative_that_torch_cannot_follow_is_named() -> None:
 
     with pytest.raises(CaptureError, match=r"test_selected_rows.py:.*multi_margin_loss_backward"):
         rehearse(model, None, None, [batch(1)], optimizer=SGD)
+
+
+class Stages(Selecting):
+    """The rows that are selected in a stage are an input of the next."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        kept = y >= 0
+        with annotate("PP"):
+            hidden = torch.tanh(self.first(x))[kept]
+        with annotate("PP"):
+            return self.loss(self.head(hidden), y[kept])
+
+
+@pytest.mark.parametrize("parts", every(2, [2, 1]))
+def test_selected_rows_go_from_stage_to_stage(parts: int) -> None:
+    stages = [Place(where(PP=0), [0]), Place(where(PP=1), [0]), Split("MB", parts)]
+    batches, model = [batch(1), batch(2)], Stages(F.cross_entropy)
+    right = plain_losses(SGD(model.parameters()), batches, model)
+
+    found = rehearse(Stages(F.cross_entropy), None, stages, batches, optimizer=SGD)
+
+    assert found.losses == pytest.approx(right, rel=1e-12)

@@ -99,13 +99,19 @@ def experts_of(lowered: Lowered) -> int:
     0 if there are none, or as many rows as experts: then sizes do not tell which is which.
     """
     nodes = lowered.chunk.graph.graph.find_nodes(op="placeholder")
-    shapes = [tuple(getattr(value(node), "shape", ())) for node in nodes]
+    shapes = [known_sizes(node) for node in nodes]
     weights, inputs = shapes[: len(lowered.chunk.weights)], shapes[len(lowered.chunk.weights) :]
     counts = [shape for shape in inputs if len(shape) == 1]
     alike = {shape[:1] for shape in (*weights, *counts)}
     rows = {shape[:1] for shape in inputs if len(shape) > 1}
     suits = bool(weights and counts) and len(alike) == 1 and not alike & rows
-    return counts[0][0] if suits and isinstance(counts[0][0], int) else 0
+    return counts[0][0] or 0 if suits else 0
+
+
+def known_sizes(node: fx.Node) -> tuple[int | None, ...]:
+    """None for each that depends on data."""
+    found = getattr(value(node), "shape", ())
+    return tuple(size if isinstance(size, int) else None for size in found)
 
 
 def count(phases: dict[Phase, fx.GraphModule], experts: int = 0) -> Cost:
