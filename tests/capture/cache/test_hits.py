@@ -18,9 +18,11 @@ from torch.utils.checkpoint import checkpoint
 from piper.capture import Captured, annotate, capture
 from piper.capture.cache.derivatives import derivatives
 from piper.capture.cache.folder import CacheFolder
+from piper.capture.graphs.phases import PhaseGraphs
 from piper.capture.kernels import shipping
 from piper.models.llama import Llama, LlamaConfig, cross_entropy
 from piper.models.qwen3_moe import Qwen3Moe, Qwen3MoeConfig, moe_loss
+from piper.names import BI, BW, B, F
 
 
 class Net(nn.Module):
@@ -85,6 +87,16 @@ def test_a_hit_is_what_a_miss_is(folder: Path, make: Callable, read: int) -> Non
     assert first.was_read == 0 and second.was_read == read
     assert second.model == first.model
     assert texts(second) == texts(first)
+
+
+def test_only_graphs_that_are_asked_for_are_made_after_a_hit(folder: Path) -> None:
+    capture(*net())
+    found = capture(*net())
+    (graphs, *_) = found.kernels.graphs.values()
+
+    assert isinstance(graphs, PhaseGraphs) and list(graphs) == [F, B, BI, BW]
+    assert not graphs.made
+    assert graphs[B] is graphs[B] and list(graphs.made) == [B]
 
 
 @pytest.mark.soak

@@ -37,7 +37,7 @@ class DescribedRegions:
     names: dict[fx.Node, ValueId]
     values: Mapping[ValueId, Value]
     sources: Sequence[RegionSource]
-    graphs: dict[str, dict[Phase, fx.GraphModule]] = field(default_factory=dict)
+    graphs: dict[str, Mapping[Phase, fx.GraphModule]] = field(default_factory=dict)
     costs: dict[str, Cost] = field(default_factory=dict)
     variants: dict[tuple[tuple, RematPolicy], Lowered] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ def known_sizes(node: fx.Node) -> tuple[int | None, ...]:
     return tuple(size if isinstance(size, int) else None for size in found)
 
 
-def count(phases: dict[Phase, fx.GraphModule], experts: int = 0) -> Cost:
+def count(phases: Mapping[Phase, fx.GraphModule], experts: int = 0) -> Cost:
     some = phases if experts else {}
     work = {phase: GraphWork(graph) for phase, graph in phases.items()}
     return Cost(

@@ -113,7 +113,7 @@ def share(found: ExpertCode, ways: int) -> Graphs:
     same = ("backward_arguments", "weight_arguments", "weight_tangents")
     if any(getattr(cut, name) != getattr(lowered.cut, name) for name in same):
         raise refusals.fixed_rows(chunk.source, "its backward reads other inputs then")
-    return phase_graphs(joint, cut, found.layout, {})
+    return dict(phase_graphs(joint, cut, found.layout, {}))
 
 
 def divisible(found: ExpertCode) -> ExpertCode:

@@ -1,8 +1,9 @@
 """One graph per phase, with the arguments and results that the runtime expects."""
 
 import operator
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress
 from typing import Any, TypeAlias
 
@@ -37,15 +38,41 @@ class Layout:
     gradients: tuple[str | None, ...] = field(repr=False)  # types of their sums; None: their own
 
 
+class PhaseGraphs(Mapping[Phase, fx.GraphModule]):
+    """The graphs of a region, each made when it is first asked for: most schedules need two."""
+
+    def __init__(self, makers: Mapping[Phase, Callable[[], fx.GraphModule]]) -> None:
+        self.makers, self.made = makers, dict[Phase, fx.GraphModule]()
+
+    def __getitem__(self, phase: Phase) -> fx.GraphModule:
+        if phase not in self.made:
+            self.made[phase] = self.makers[phase]()
+        return self.made[phase]
+
+    def __iter__(self) -> Iterator[Phase]:
+        return iter(self.makers)
+
+    def __len__(self) -> int:
+        return len(self.makers)
+
+
 def phase_graphs(
     joint: Joint, cut: Partition, layout: Layout, updates: dict[int, int]
-) -> dict[Phase, fx.GraphModule]:
+) -> PhaseGraphs:
     """Graphs of F, and of B, BI and BW where there is a backward.
 
     `updates`: argument that is a buffer -> result that is its new value.
     """
     groups = [[joint.arguments[i] for i in group] for group in layout.groups]
-    weights = sum(map(len, layout.groups))
+    forward = partial(_forward_graph, joint, cut, groups, updates)
+    backwards = _backward_graphs(joint, cut, layout, groups) if joint.tangents else {}
+    return PhaseGraphs({F: forward, **backwards})
+
+
+def _forward_graph(
+    joint: Joint, cut: Partition, groups: list[list[fx.Node]], updates: dict[int, int]
+) -> fx.GraphModule:
+    weights = sum(map(len, groups))
     forward = _Writer(joint.module)
     forward.read(*groups, *joint.arguments[weights:])
     outputs = [node for i, node in enumerate(joint.results) if i not in updates.values()]
@@ -55,15 +82,13 @@ def phase_graphs(
     results = forward.take([*outputs, *kept])  # first: old values of buffers may be kept
     for buffer, new in updates.items():
         forward.update(joint.arguments[buffer], joint.results[new])
-    graphs = {F: forward.finish(results)}
-    if joint.tangents:
-        graphs |= _backward_graphs(joint, cut, layout, groups)
-    return graphs
+    return forward.finish(results)
 
 
 def _backward_graphs(
     joint: Joint, cut: Partition, layout: Layout, groups: list[list[fx.Node]]
-) -> dict[Phase, fx.GraphModule]:
+) -> dict[Phase, Callable[[], fx.GraphModule]]:
+    """What makes them. Nothing is added to the joint graph after this."""
     weights = sum(map(len, groups))
     inputs = [node for node in joint.gradients[weights:] if node is not None]
     parameters: list[Term] = [
@@ -75,10 +100,11 @@ def _backward_graphs(
     reads = _reads(joint, groups, cut.backward_arguments, cut.saved, joint.tangents)
     tangents = [joint.tangents[i] for i in cut.weight_tangents]
     late = _reads(joint, groups, cut.weight_arguments, cut.carry, tangents)
+    make = partial(_backward_graph, joint, cut.recomputed)
     return {
-        B: _backward_graph(joint, cut.recomputed, reads, [*inputs, *parameters]),
-        BI: _backward_graph(joint, cut.recomputed, reads, inputs, [cut.carry]),
-        BW: _backward_graph(joint, cut.recomputed, late, parameters),
+        B: partial(make, reads, [*inputs, *parameters]),
+        BI: partial(make, reads, inputs, [cut.carry]),
+        BW: partial(make, late, parameters),
     }
 
 

@@ -1,6 +1,6 @@
 """Graphs as functions that the runtime calls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -49,7 +49,7 @@ class RegionCode:
 class Kernels:
     """The functions of all regions, made when first asked for; equal code is made once."""
 
-    graphs: dict[str, dict[Phase, fx.GraphModule]] = field(default_factory=dict)
+    graphs: dict[str, Mapping[Phase, fx.GraphModule]] = field(default_factory=dict)
     made: dict[Key, Kernel] = field(default_factory=dict)
     quick: dict[tuple[str, Phase], fx.GraphModule] = field(default_factory=dict)
     came: dict[Key, fx.GraphModule] = field(default_factory=dict)  # from another process
