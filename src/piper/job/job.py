@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -25,6 +26,7 @@ from piper.ir.placement.replicas import Replicas
 from piper.job.arguments import refuse_synchronised_norms, refuse_unmatched, refuse_wrong_model
 from piper.job.batch.batch import Batch, Shapes, refuse_uneven
 from piper.job.batch.batch_arguments import batch_of, example_of, inputs_of
+from piper.job.batch.fixed_rows import FixedRows
 from piper.job.batch.replica_batches import ReplicaBatches
 from piper.job.batch.whole_inputs import Name, WholeInputs
 from piper.job.capture_errors import about_experts
@@ -192,7 +194,14 @@ class Job:
         """The batch, with what microbatches share found out if it is cut into several parts."""
         types = self.device.type, self.precision
         found = self.whole_inputs.found(self.converted(batch), parts, *types)
+        if parts > 1:
+            self.whole_inputs.refuse_row_lists(found)
         return replace(batch, whole=found.whole)
+
+    def failing_on_parts(self, whole: Batch, rows: int | None) -> AbstractContextManager[None]:
+        """What it means if so many rows of a batch fail, which runs as a whole."""
+        fixed = FixedRows(self.model, self.loss_fn, self.device.type, self.precision)
+        return fixed.refused(self.converted(whole), rows)
 
     def kind(self, batch: Batch, feed: int | None = None) -> BatchKind:
         """What is compiled for a batch. The batches of all feeds in one step are of one kind."""
@@ -204,7 +213,9 @@ class Job:
 
         It is divided as the strategy asks, which names regions of the whole model.
         """
-        started, whole = time.perf_counter(), self.capture_whole(batch)
+        started = time.perf_counter()
+        with self.failing_on_parts(batch, self.first_microbatch(batch).rows):
+            whole = self.capture_whole(batch)
         requests = division_requests(whole.model, self.directives(batch, costs))
         parts = self.rows.of_each_size(batch)
         first, *others = (self.capture_part(one, requests) for one in parts.values())

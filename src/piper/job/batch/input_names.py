@@ -19,14 +19,20 @@ def input_names(model: torch.nn.Module, loss_fn: Any, batch: Batch) -> list[str]
 
     What the loss function gets is called `labels`.
     """
+    arguments = named_arguments(model, loss_fn, batch)
+    return [name for path, one in arguments for name in tensor_names(path, one)]
+
+
+def named_arguments(
+    model: torch.nn.Module, loss_fn: Any, batch: Batch
+) -> Iterator[tuple[str, Any]]:
     given = list(batch.arguments)
     last = [(LABELS, given.pop())] if loss_fn is not None and given else []
     named = given.pop(0).items() if given and isinstance(given[0], Keywords) else ()
     taken = [one.name for one in signature(model.forward).parameters.values() if is_positional(one)]
     unnamed = (f"argument {k}" for k in range(len(taken), len(given)))
     by_position = zip([*taken[: len(given)], *unnamed], given, strict=True)
-    arguments = (*named, *by_position, *last)
-    return [name for path, one in arguments for name in tensor_names(str(path), one)]
+    return ((str(path), one) for path, one in (*named, *by_position, *last))
 
 
 def tensor_names(path: str, given: Any) -> Iterator[str]:

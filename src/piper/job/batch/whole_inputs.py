@@ -20,6 +20,7 @@ from piper.ir.values import Role
 from piper.job.batch.batch import Batch
 from piper.job.batch.input_names import input_names
 from piper.job.batch.other_sizes import are_separate, tried
+from piper.job.batch.row_lists import Lists, lists_of, refuse_row_lists
 
 # Of a tensor, how many dimensions it has, and whether it has a single row: it may be for all rows
 # in one batch, and have one for each in the next.
@@ -42,6 +43,12 @@ class WholeInputs:
         pairs = zip(names, batch.tensors, strict=True)
         return [(name, one.dim(), one.shape[:1] == (1,)) for name, one in pairs]
 
+    def lists(self, batch: Batch) -> Lists:
+        return lists_of(self.model, self.loss_fn, batch)
+
+    def refuse_row_lists(self, batch: Batch) -> None:
+        refuse_row_lists(self.lists(batch), batch.rows, self.given or ())
+
     def is_label(self, name: str) -> bool:
         return self.loss_fn is not None and bool(named_by([LABELS], [name]))
 
@@ -59,7 +66,8 @@ class WholeInputs:
         names = self.names(batch)
         if not all(name in self.known for name in names):
             if self.given is not None:
-                refuse_unknown(self.given, [name for name, *_ in names], batch.labelled)
+                known = [*(name for name, *_ in names), *(name for name, _ in self.lists(batch))]
+                refuse_unknown(self.given, known, batch.labelled)
                 self.learn(batch, named_by(self.given, [name for name, *_ in names]))
             elif parts > 1 or len({one.shape[0] for one in batch.cut}) > 1:
                 self.judge(batch, names, device, precision)

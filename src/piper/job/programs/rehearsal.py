@@ -21,6 +21,7 @@ from piper.job.arguments import names_options
 from piper.job.batch.batch import Batch, refuse_uneven
 from piper.job.batch.batch_arguments import refuse_no_batches
 from piper.job.compile.assignment import assignments
+from piper.job.compile.compiler import Compiled
 from piper.job.job import Job
 from piper.job.loop.on_nan import OnNan
 from piper.job.loss.loss_reduction import refuse_weightless
@@ -109,17 +110,7 @@ def rehearse(
 def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) -> Rehearsal:
     """Rehearse a job on batches of all its replicas together."""
     refuse_different(batches)
-    with looking_once():
-        whole = job.judged(batches[0], job.all_microbatches).whole
-        batches = [replace(batch, whole=whole) for batch in batches]
-        if not job.rows.unequal:
-            refuse_uneven(batches[0], job.replicas, job.all_microbatches)
-        captured, compiled = job.compile(job.rows.divided(batches[0])[0], by_role=True)
-    for batch in batches:
-        refuse_asked(batch.tensors, captured.visit.asked)
-        job.python_state.refuse_attributes(batch.tensors)
-    if job.all_microbatches > 1:
-        job.whole_inputs.refuse_unclear(batches[0], captured, job.precision)
+    batches, captured, compiled = prepared(job, batches)
     plans = compiled.device_plans
     states = {plan.device: DeviceState(job.device) for plan in plans}
     parts = {one.plan.device: one for one in assignments(captured, compiled)}
@@ -156,6 +147,23 @@ def rehearsed(job: Job, batches: Sequence[Batch], watch: Watch | None = None) ->
         parameters=parameters,
         averages=averages,
     )
+
+
+def prepared(job: Job, batches: Sequence[Batch]) -> tuple[list[Batch], Captured, Compiled]:
+    with looking_once():
+        whole = job.judged(batches[0], job.all_microbatches).whole
+        batches = [replace(batch, whole=whole) for batch in batches]
+        if not job.rows.unequal:
+            refuse_uneven(batches[0], job.replicas, job.all_microbatches)
+        own = job.rows.divided(batches[0])[0]
+        with job.failing_on_parts(batches[0], own.rows):
+            captured, compiled = job.compile(own, by_role=True)
+    for batch in batches:
+        refuse_asked(batch.tensors, captured.visit.asked)
+        job.python_state.refuse_attributes(batch.tensors)
+    if job.all_microbatches > 1:
+        job.whole_inputs.refuse_unclear(batches[0], captured, job.precision)
+    return batches, captured, compiled
 
 
 def step_inputs(job: Job, captured: Captured, step: int, batch: Batch) -> list[StepInputs]:

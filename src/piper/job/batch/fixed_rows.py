@@ -1,0 +1,55 @@
+"""Models that run with the rows of a whole batch only, as `x.view(8, -1)` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from piper.capture.precision import Precision
+from piper.capture.trace.arguments.inputs import inputs_of
+from piper.capture.trace.arguments.outputs import joined
+from piper.errors import InputError, PiperError
+from piper.job.batch.batch import Batch
+from piper.job.batch.other_sizes import OtherSizes
+
+FIX = (
+    "write sizes that follow the input: x.shape[0] in place of a number, torch.zeros(len(x), ...) "
+    "in place of a tensor with a row for each"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRows:
+    model: torch.nn.Module
+    loss_fn: Any
+    device: str
+    precision: Precision | None
+
+    @contextmanager
+    def refused(self, whole: Batch, rows: int | None) -> Iterator[None]:
+        """Say what an error means if a model fails on `rows` of a batch that it runs with."""
+        try:
+            yield
+        except PiperError:
+            raise
+        except Exception as error:
+            if rows == whole.rows or not self.run_with(whole):
+                raise
+            what = f"the model or its loss runs with the {whole.rows} rows of the batch, but not "
+            reason = str(error).strip().partition("\n")[0]
+            raise InputError.of(
+                "batch",
+                f"{what}with the {rows} of a microbatch: {type(error).__name__}: {reason}",
+                FIX,
+            ) from error
+
+    def run_with(self, batch: Batch) -> bool:
+        loss_fn, arguments = self.loss_fn, batch.arguments
+        if not batch.labelled:
+            loss_fn, arguments = joined, (*arguments, None)
+        sizes = OtherSizes(self.model, loss_fn, inputs_of(arguments), self.device, self.precision)
+        return sizes.runs(sizes.known)
