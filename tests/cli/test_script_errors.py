@@ -79,8 +79,8 @@ print({habit})
         ("metrics['loss']['a']", "TypeError: 'float' object is not subscriptable"),
         ("Trainer.evaluate(None, 1, 2)", "  fix: it takes batches: write "
          "trainer.evaluate([(x, y)])"),
-        ("object.__new__(Trainer)(1)", "  fix: write trainer.step(batch); "
-         "trainer.predict(*inputs) gives outputs"),
+        ("object.__new__(Trainer)(1)", "  fix: write trainer.step(batch), or "
+         "trainer.predict(*inputs) for outputs in eval mode"),
         ("object.__new__(Trainer).zero_grad()", "  fix: leave it out: trainer.step includes "
          "zero_grad, the backward and the optimizer's step"),
     ],

@@ -50,8 +50,6 @@ def hint(error: BaseException) -> str:
             return "\n  fix: write .loss, or .perplexity: they are attributes"
         case TypeError(args=[str() as text]) if text.startswith("Trainer.evaluate()"):
             return "\n  fix: it takes batches: write trainer.evaluate([(x, y)])"
-        case TypeError(args=[str() as text]) if "Trainer' object is not callable" in text:
-            return "\n  fix: write trainer.step(batch); trainer.predict(*inputs) gives outputs"
         case AttributeError(name=str() as name) if not SUGGESTS:
             near = get_close_matches(name, dir(error.obj), 1, ALIKE)
         case NameError(name=str() as name) if not SUGGESTS:
