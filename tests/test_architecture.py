@@ -264,6 +264,7 @@ OTHER_TEXT = {  # they parse text that is not a name of a node, value, region or
     "piper.runtime.gpu.cuda_graphs": "errors of CUDA",
     "piper.runtime.checkpoint.description": "torch's name of a type",
     "piper.runtime.checkpoint.format.plain_values": "torch's name of a type",
+    "piper.errors": "the text of an error of Python or torch",
     "piper.runtime.checkpoint.writer": "torch's name of a type",
     "piper.runtime.state.initial_values": "paths of modules",
     "piper.runtime.optimizers.known_optimizers": "Python's name of a module",

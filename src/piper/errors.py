@@ -192,6 +192,14 @@ class LaunchError(PiperError):
 ECHO = "met on device 0, which captures and compiles for all"
 
 
+def first_line(error: BaseException) -> str:
+    """
+    >>> first_line(ValueError("no value\\nat all")), first_line(ValueError())
+    ('no value', '')
+    """
+    return next(iter(str(error).strip().splitlines()), "")
+
+
 def is_echo(error: BaseException) -> bool:
     """Whether another device raised it first, and knows the line of the user's code."""
     return ECHO in getattr(error, "__notes__", ())

@@ -28,15 +28,14 @@ from piper.job.batch.batch import Batch, Shapes, refuse_uneven
 from piper.job.batch.batch_arguments import batch_of, example_of, inputs_of
 from piper.job.batch.fixed_rows import FixedRows
 from piper.job.batch.replica_batches import ReplicaBatches
-from piper.job.batch.whole_inputs import Name, WholeInputs
+from piper.job.batch.whole_inputs import KnownInputs, WholeInputs
 from piper.job.capture_errors import about_experts
 from piper.job.compile.chosen_directives import plans_text, regions_text, with_stages
 from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.job.compile.division import division_requests, feeds_of, is_dense
 from piper.job.compile.layer_search import LayerSearch
-from piper.job.compile.stage_weights import stage_lines
-from piper.job.compile.whole_model import whole_model_lines
 from piper.job.device_costs import TargetMachine, target_machine
+from piper.job.first_lines import first_lines
 from piper.job.loop.around_step import refuse_modes
 from piper.job.loop.recent import recent
 from piper.job.loss.loss_form import is_settled, loss_form
@@ -50,7 +49,7 @@ from piper.job.loss.loss_reduction import (
 from piper.job.loss.mean_loss_check import refuse_no_mean
 from piper.job.loss.microbatch_trial import MicrobatchTrials
 from piper.job.loss.whole_batch import WholeBatch
-from piper.job.memory.elementwise_choice import chosen_lines, policies, without_elementwise
+from piper.job.memory.elementwise_choice import policies, without_elementwise
 from piper.job.memory.memory_check import refuse_too_large
 from piper.job.memory.memory_limit import MemoryLimit, memory_limit, optimizer_state, require_limit
 from piper.job.memory.remat_choice import fitted
@@ -79,16 +78,14 @@ class Job:
     options: Options = Options()
     # By kind of microbatch:
     captures: dict[BatchKind, Captured] = field(default_factory=dict, repr=False)  # whole models
-    divided: dict[tuple[BatchKind, str], Captured] = field(
-        default_factory=dict, repr=False
-    )  # also by what is divided
+    # Also by what is divided:
+    divided: dict[tuple[BatchKind, str], Captured] = field(default_factory=dict, repr=False)
     forms: dict[BatchKind, LossForm] = field(default_factory=dict, repr=False)  # of the loss
     trials: MicrobatchTrials = field(default_factory=MicrobatchTrials, repr=False)
     trained: set[str] = field(default_factory=set, repr=False)  # parameters of all captures so far
     cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
     python_state: PythonState = field(default_factory=PythonState, repr=False)
-    known_whole: dict[Name, bool] = field(default_factory=dict, repr=False)  # inputs, by name
-    unclear: dict[Name, int] = field(default_factory=dict, repr=False)
+    known_inputs: KnownInputs = field(default_factory=KnownInputs, repr=False)
     layers: LayerSearch = field(default_factory=LayerSearch, repr=False)
 
     def __post_init__(self) -> None:
@@ -102,8 +99,7 @@ class Job:
     @cached_property
     def whole_inputs(self) -> WholeInputs:
         """Which inputs microbatches share. It is found out once for all strategies."""
-        given = self.model, self.loss_fn, self.options.whole
-        return WholeInputs(*given, self.known_whole, self.unclear)
+        return WholeInputs(self.model, self.loss_fn, self.options.whole, self.known_inputs)
 
     @cached_property
     def device(self) -> torch.device:
@@ -194,14 +190,12 @@ class Job:
         """The batch, with what microbatches share found out if it is cut into several parts."""
         types = self.device.type, self.precision
         found = self.whole_inputs.found(self.converted(batch), parts, *types)
-        if parts > 1:
-            self.whole_inputs.refuse_row_lists(found)
         return replace(batch, whole=found.whole)
 
     def failing_on_parts(self, whole: Batch, rows: int | None) -> AbstractContextManager[None]:
-        """What it means if so many rows of a batch fail, which runs as a whole."""
-        fixed = FixedRows(self.model, self.loss_fn, self.device.type, self.precision)
-        return fixed.refused(self.converted(whole), rows)
+        """Explains errors of so many rows of a batch, if it runs as a whole."""
+        given = self.model, self.loss_fn, self.device.type, self.precision
+        return FixedRows(*given).refused(self.converted(whole), rows)
 
     def kind(self, batch: Batch, feed: int | None = None) -> BatchKind:
         """What is compiled for a batch. The batches of all feeds in one step are of one kind."""
@@ -333,10 +327,8 @@ class Job:
         if first:
             refuse_optimizer(self.options, self.model, captured.model)
             self.cut.append(with_stages(self.strategy, compiled.program))
-            chosen = chosen_lines(self.strategy.directives, compiled, self.memory)
-            loss = self.reduction(captured.form).lines()
-            whole = whole_model_lines(self.strategy, captured)
-            for line in (*stage_lines(compiled), *chosen, *loss, *whole):
+            given = self.memory, self.reduction(captured.form)
+            for line in first_lines(self.strategy, captured, compiled, *given):
                 LOG.info("%s", line)
         for line in accumulation_lines(captured, self.all_microbatches):
             self.trials.warn_once(line)
@@ -346,10 +338,7 @@ class Job:
         """The strategy, with whatever it leaves to the memory of a device."""
         refuse_synchronised_norms(self.model, len(self.feeds.teams))
         model = captured.model_with(policies(self.strategy.directives, captured.model))
-        options, late = self.options, self.device.type == "cuda"
-        clip = options.max_norm is not None or options.on_nan is not None
-        if self.precision is not None and self.precision.loss_scale is not None:
-            clip = True  # updates wait for the norm, which says whether gradients are finite
+        clip, late = self.options.waits_for_norm, self.device.type == "cuda"
 
         def compile(program: Sequence[Directive]) -> Compiled:
             return compile_strategy(

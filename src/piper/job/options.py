@@ -67,10 +67,8 @@ class Options:
         if self.no_decay and not isinstance(self.optimizer, WithoutDecay):
             grouped = WithoutDecay(self.optimizer, tuple(self.no_decay))
             object.__setattr__(self, "optimizer", grouped)
-        precision = precision_of(self.precision)
-        scaled = precision is not None and precision.loss_scale is not None
         refuse_wrong_graphs(self.graphs)
-        refuse_wrong_on_nan(self.on_nan, self.graphs is True, scaled)
+        refuse_wrong_on_nan(self.on_nan, self.graphs is True, self.scales_loss)
         refuse_wrong_memory(self.memory_gib)
         refuse_wrong_count("max_programs", self.max_programs)
         refuse_wrong_names(self.whole)
@@ -79,3 +77,13 @@ class Options:
     def says_reduction(self) -> bool:
         """Whether the user says how the losses of microbatches are put together."""
         return self.reduction is not None or self.loss_weight is not None
+
+    @property
+    def scales_loss(self) -> bool:
+        precision = precision_of(self.precision)
+        return precision is not None and precision.loss_scale is not None
+
+    @property
+    def waits_for_norm(self) -> bool:
+        """Whether updates wait for the norm, which also says whether gradients are finite."""
+        return self.max_norm is not None or self.on_nan is not None or self.scales_loss

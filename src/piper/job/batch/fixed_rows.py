@@ -12,7 +12,7 @@ import torch
 from piper.capture.precision import Precision
 from piper.capture.trace.arguments.inputs import inputs_of
 from piper.capture.trace.arguments.outputs import joined
-from piper.errors import InputError, PiperError
+from piper.errors import InputError, PiperError, first_line
 from piper.job.batch.batch import Batch
 from piper.job.batch.other_sizes import OtherSizes
 
@@ -40,12 +40,9 @@ class FixedRows:
             if rows == whole.rows or not self.run_with(whole):
                 raise
             what = f"the model or its loss runs with the {whole.rows} rows of the batch, but not "
-            reason = str(error).strip().partition("\n")[0]
-            raise InputError.of(
-                "batch",
-                f"{what}with the {rows} of a microbatch: {type(error).__name__}: {reason}",
-                FIX,
-            ) from error
+            why = f"{type(error).__name__}: {first_line(error)}"
+            what += f"with the {rows} of a microbatch: {why}"
+            raise InputError.of("batch", what, FIX) from error
 
     def run_with(self, batch: Batch) -> bool:
         loss_fn, arguments = self.loss_fn, batch.arguments

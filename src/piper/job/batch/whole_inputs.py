@@ -29,14 +29,29 @@ FIX = 'name those that every microbatch gets whole, whole=["mask"], or write who
 
 
 @dataclass(frozen=True, slots=True)
-class WholeInputs:
+class KnownInputs:
     """What is known of the tensors of batches, by name. All programs of a job share it."""
+
+    whole: dict[Name, bool] = field(default_factory=dict)
+    unclear: dict[Name, int] = field(default_factory=dict)  # which of several groups it is in
+
+
+@dataclass(frozen=True, slots=True)
+class WholeInputs:
+    """Finds out which tensors every microbatch gets as they are."""
 
     model: torch.nn.Module
     loss_fn: Any
     given: Sequence[str] | None  # as the user says; None: see what the model can take
-    known: dict[Name, bool] = field(default_factory=dict)
-    unclear: dict[Name, int] = field(default_factory=dict)  # which of several groups it is in
+    inputs: KnownInputs = field(default_factory=KnownInputs)
+
+    @property
+    def known(self) -> dict[Name, bool]:
+        return self.inputs.whole
+
+    @property
+    def unclear(self) -> dict[Name, int]:
+        return self.inputs.unclear
 
     def names(self, batch: Batch) -> list[Name]:
         names = input_names(self.model, self.loss_fn if batch.labelled else None, batch)
@@ -45,9 +60,6 @@ class WholeInputs:
 
     def lists(self, batch: Batch) -> Lists:
         return lists_of(self.model, self.loss_fn, batch)
-
-    def refuse_row_lists(self, batch: Batch) -> None:
-        refuse_row_lists(self.lists(batch), batch.rows, self.given or ())
 
     def is_label(self, name: str) -> bool:
         return self.loss_fn is not None and bool(named_by([LABELS], [name]))
@@ -71,7 +83,10 @@ class WholeInputs:
                 self.learn(batch, named_by(self.given, [name for name, *_ in names]))
             elif parts > 1 or len({one.shape[0] for one in batch.cut}) > 1:
                 self.judge(batch, names, device, precision)
-        return self.marked(batch)
+        found = self.marked(batch)
+        if parts > 1:
+            refuse_row_lists(self.lists(found), found.rows, self.given or ())
+        return found
 
     @forgetting()
     def judge(

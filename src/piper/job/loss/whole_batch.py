@@ -15,7 +15,7 @@ from piper.capture.torch_private import VALUE_WANTED, fake_errors_unlogged
 from piper.capture.trace.recorded_calls import RecordedCall, RowCounts
 from piper.capture.trace.trial_run import TrialRuns
 from piper.capture.trace.unvalued_run import calls_of
-from piper.errors import CaptureError
+from piper.errors import CaptureError, first_line
 from piper.job.batch.batch import Sizes
 
 LOG = logging.getLogger("piper")
@@ -72,7 +72,3 @@ def other_code(rows: RowCounts, where: str) -> str:
         "loop that accumulates gradients, so the loss may differ from that of one batch; do not "
         "branch on the number of rows, or use one microbatch and one replica to make them equal"
     )
-
-
-def first_line(error: Exception) -> str:
-    return str(error).partition(chr(10))[0]
