@@ -22,6 +22,7 @@ from piper.capture.trace.replaced.as_in_eager import AsInEager
 from piper.capture.trace.replaced.calls import ReplacedCalls
 from piper.capture.trace.replaced.numbers import numbers_as_text, numbers_of_python
 from piper.capture.trace.replaced.texts import texts_only_printed
+from piper.capture.trace.replaced.types import types_of_eager
 from piper.capture.unvalued_errors import explained
 from piper.errors import CaptureError
 
@@ -43,6 +44,7 @@ def tracing(
         stack.enter_context(tracing_private.unchecked_distributions())
         stack.enter_context(numbers_as_text())
         stack.enter_context(numbers_of_python())
+        stack.enter_context(types_of_eager(model))
         stack.enter_context(texts_only_printed())
         stack.enter_context(recording())
         stack.enter_context(converting(view, precision))  # first, to end inside the tags

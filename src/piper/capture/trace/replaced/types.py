@@ -1,0 +1,74 @@
+"""`type(x) is torch.Tensor` says what it says in eager training, to the user's code."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import GenericAlias
+from typing import Any
+
+from torch import Tensor, nn
+
+from piper.capture.source_lines import is_users
+from piper.capture.torch_private import is_real
+from piper.capture.trace.replaced.numbers import NUMBERS
+
+
+@contextmanager
+def types_of_eager(model: nn.Module) -> Iterator[None]:
+    """While this is open, `type` is another one in the modules with the user's code."""
+    scopes = [one for one in _scopes(model) if "type" not in one]
+    for scope in scopes:
+        scope["type"] = Type
+    try:
+        yield
+    finally:
+        for scope in scopes:
+            scope.pop("type", None)
+
+
+def _scopes(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """The globals of the user's own modules, and of libraries with classes of the model."""
+    classes = {base for one in model.modules() for base in type(one).__mro__}
+    names = {one.__module__ for one in classes} | {"__main__"}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        own = file and is_users(file) and "site-packages" not in file
+        if own or (name in names and is_users(file)):
+            yield vars(module)
+
+
+class _Asked(type):
+    """A class of which all else is as of `type`."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return type_of(*args) if len(args) == 1 else type(*args, **kwargs)
+
+    def __instancecheck__(cls, one: Any) -> bool:
+        return isinstance(one, type)
+
+    def __subclasscheck__(cls, one: Any) -> bool:
+        return issubclass(one, type)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is type
+
+    def __hash__(cls) -> int:
+        return hash(type)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(type, name)
+
+
+class Type(metaclass=_Asked):
+    __class_getitem__: Any = classmethod(GenericAlias)
+
+
+def type_of(one: Any) -> type:
+    """
+    >>> type_of(1), type_of(nn.Parameter(Tensor())).__name__
+    (<class 'int'>, 'Parameter')
+    """
+    found = type(one)
+    if issubclass(found, Tensor) and not is_real(one):
+        return nn.Parameter if isinstance(one, nn.Parameter) else Tensor
+    return NUMBERS.get(found, found)
