@@ -104,3 +104,16 @@ def test_replicas_of_a_stage_count_as_often_as_there_are() -> None:
     several = replace(found, alike={0: (0, 2, 3, 4), 1: (1,)})
 
     assert "it computes 9.60 s, the others 2.40 s on average" in advice(several)
+
+
+@pytest.mark.parametrize("microbatches", [2, 8, 24])
+def test_messages_between_others_are_no_bubble_that_microbatches_fill(microbatches: int) -> None:
+    """Their latency makes up nearly all of the step: so it does with more microbatches."""
+    strategy = BUILDERS["gpipe"](pp=4, microbatches=microbatches)
+    compiled = compile_strategy(timed(chain(4), [1e-6] * 4), strategy.directives)
+    costs = replace(COSTS, latency=1e-3)
+
+    shown = advice(predict(compiled, price(compiled, costs), costs))
+
+    assert "messages" in shown and "bound the step" in shown
+    assert "microbatches" not in shown.replace("larger microbatches", "")

@@ -16,6 +16,10 @@ NAMES = {
     "add": "gradient accumulation",
 }
 WORTH = 0.1  # of the step: idle time that is worth advice
+MOSTLY = 0.5  # of the critical path
+SEND_LESS = (
+    "send less or overlap more: larger microbatches, a schedule that overlaps, or a faster network"
+)
 
 
 def bound(found: Report, stages: Mapping[Device, StageTags]) -> str:
@@ -86,9 +90,11 @@ def advice(found: Prediction) -> str:
     if not found.fits:
         return "advice: it does not fit; recompute (`remat=`), use a higher `zero`, or more devices"
     if worst and exposed[worst] > max(WORTH, report.bubble):
+        return f"advice: messages on {worst} bound the step; {SEND_LESS}"
+    if (share := in_messages(report)) > MOSTLY:
         return (
-            f"advice: messages on {worst} bound the step; send less or overlap more: larger "
-            "microbatches, a schedule that overlaps, or a faster network"
+            f"advice: messages bound the step ({percent(share)} of its critical path): devices "
+            f"also wait for those of others; {SEND_LESS}"
         )
     if report.bubble <= WORTH:
         return (
@@ -99,6 +105,26 @@ def advice(found: Prediction) -> str:
     waits = f"advice: devices wait {percent(report.bubble)} of the step for the compute of others"
     *ways, last = smaller_bubbles(found)
     return f"{waits} (the bubble); use " + " or ".join([", ".join(ways), last][not ways :])
+
+
+def in_messages(report: Report) -> float:
+    """The share of the critical path that is no compute.
+
+    >>> from piper.sim.report import Step
+    >>> steps = (Step(1, 0, 1.0, 4.0, "pp"), Step(0, 0, 0.0, 1.0, "F", "PP0"))
+    >>> in_messages(Report(4.0, (), steps, {}))
+    0.75
+    """
+    parts = report.bounds.items()
+    messages = sum(
+        seconds for (device, _, what), seconds in parts if device is None and is_sent(what)
+    )
+    return messages / (report.seconds or 1.0)
+
+
+def is_sent(what: str) -> bool:
+    """Messages, and what hosts do to start them."""
+    return what == HOST or what not in NAMES
 
 
 def smaller_bubbles(found: Prediction) -> Iterator[str]:
