@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from piper import Place, Split, rehearse, where
-from piper.capture.trace.trial_run import TrialRuns
+from piper.capture.trace.trials.trial_run import TrialRuns
 from piper.errors import InputError
 from piper.job.loss import trial_size
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from piper.capture.trace import trial_copy
-from piper.capture.trace.trial_run import TrialRuns, gradients
+from piper.capture.trace.trials.trial_run import TrialRuns, gradients
 
 ROWS, WIDTH = 4, 3
 

@@ -17,7 +17,7 @@ from piper.capture.loss import LossForm
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.capture.python_state.function_caches import looking_once
 from piper.capture.python_state.loss_state import loss_buffers
-from piper.capture.trace.trial_run import TrialRuns
+from piper.capture.trace.trials.trial_run import TrialRuns
 from piper.costs import Costs
 from piper.directives import Directive, Remat, Split, Strategy
 from piper.errors import CaptureError

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from piper.capture.trace.trial_run import (
+from piper.capture.trace.trials.trial_draws import Kind, MixedNumbers, layouts
+from piper.capture.trace.trials.trial_run import (
     Trial,
     TrialRuns,
     computing_in,
@@ -58,6 +59,7 @@ class Comparison:
     dtype: torch.dtype | None
     whole: Trial
     halves: tuple[Trial, Trial]
+    draws: MixedNumbers | None = None  # None: all random numbers are the same
 
     @staticmethod
     def of(
@@ -68,15 +70,41 @@ class Comparison:
         calls: bool = False,
         derived: bool = False,
         sizes: bool = False,
+        draws: MixedNumbers | None = None,
     ) -> Comparison:
         pair = pair.map(lambda tensor: in_type(tensor, dtype))
         parts = (in_turn(pair, times), *pair.parts(2))
-        how = dtype, calls, derived, sizes
-        whole, one, other = (runs.run(part.arguments, *how) for part in parts)
-        return Comparison(runs, pair, times, dtype, whole, (one, other))
+        own = [draws and replace(draws, part=part) for part in (None, 0, 1)]
+        how = dtype, calls, derived, sizes, None
+        given = zip(parts, own, strict=True)
+        whole, one, other = (runs.run(part.arguments, *how, numbers) for part, numbers in given)
+        return Comparison(runs, pair, times, dtype, whole, (one, other), draws)
 
     def again(self, calls: bool = False, derived: bool = False) -> Comparison:
-        return Comparison.of(self.runs, self.pair, self.times, self.dtype, calls, derived)
+        given = self.runs, self.pair, self.times, self.dtype, calls, derived
+        return Comparison.of(*given, draws=self.draws)
+
+    def mixed(self, kind: Kind, seed: int) -> Iterator[Comparison]:
+        """The pair with mixed random numbers, if it draws any, for each order that rows may have
+        among them. None if the model gives no numbers with these."""
+        first, second = (one.drawn for one in self.halves)
+        found, rows = (
+            layouts(self.whole.drawn, first, second, self.times),
+            (self.pair.rows or 0) // 2,
+        )
+        several = any(one.dim is not None and one.shape[one.dim] > rows for one in found)
+        for minor in (False, True)[: 1 + several] if found else ():
+            draws = MixedNumbers(found, None, 2, seed, kind, minor, rows)
+            try:
+                made = Comparison.of(self.runs, self.pair, 2, self.dtype, draws=draws)
+            except Exception:  # whatever it is, there is no trial
+                return
+            if made.is_finite:
+                yield made
+
+    @property
+    def draws_bits_only(self) -> bool:
+        return all(one.bits for one in self.whole.drawn)
 
     @property
     def batch(self) -> Batch:

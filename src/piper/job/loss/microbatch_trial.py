@@ -11,7 +11,8 @@ from torch import Tensor
 
 from piper.capture import Captured
 from piper.capture.python_state.function_caches import forgetting
-from piper.capture.trace.trial_run import TrialRuns
+from piper.capture.trace.trials.trial_draws import Kind
+from piper.capture.trace.trials.trial_run import TrialRuns
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.batch.trial_batches import Variety, pairs_like
@@ -33,16 +34,25 @@ class Draw:
     Several, because one may be equal by chance.
 
     `backward`: also compare gradients, though no derivative is the user's own. `last`: if nothing
-    differs, look for what other data would show.
+    differs, look for what other data would show. `kinds`: of random numbers, if any
+    are drawn; `bits`: if these are bits only, as those of dropout.
     """
 
     seed: int
     variety: Variety
+    kinds: tuple[Kind, ...]
     times: int = 2
     backward: bool = False
     last: bool = False
+    bits: tuple[Kind, ...] = ()
 
 
+FIRST = (
+    Draw(0, Variety.VARIED, (Kind.EXTREME,)),
+    Draw(1, Variety.WIDE, (Kind.EXTREME_ROWS,)),
+)
+EXTREME = (Kind.EXTREME_ROWS, Kind.EXTREME)
+PLAIN = 8  # so often plain numbers may show in few rows what they show in many
 UNTRIED = (
     "no trial of microbatches against a whole batch (%s); `piper check --numerics` compares a run "
     "with plain PyTorch"
@@ -118,8 +128,10 @@ def tried(
     if not size.is_whole:
         LOG.info("comparing the loss of microbatches with that of a whole batch, on %s", size)
     most = times if size.is_whole and size.takes(times) else 2
-    draws = [Draw(0, Variety.VARIED), Draw(1, Variety.WIDE)] if size.is_whole else []
-    draws.append(Draw(3, Variety.FREE, most, backward=size.is_whole, last=not captured.meeting))
+    kinds = (*Kind, *[Kind.PLAIN] * PLAIN * size.is_tiny) if size.is_whole else EXTREME[:1]
+    ends = not captured.meeting, EXTREME if size.is_whole else EXTREME[:1]
+    last = Draw(3, Variety.FREE, kinds, most, size.is_whole, *ends)
+    draws = (*FIRST, last) if size.is_whole else (last,)
     found = (once(runs, one, size, reduction, said, draw) for draw in draws)
     done = Verdict(times=most if size.is_whole and not said else None)
     return next((verdict for verdict in found if verdict != Verdict()), done)
@@ -139,9 +151,36 @@ def once(
         return Verdict(untried=made)
     found, together = made
     verdict = compared(found, together, reduction, said, draw)
+    kinds = draw.bits if found.draws_bits_only else draw.kinds
+    for k, kind in enumerate(kinds) if verdict == Verdict() else ():
+        orders = found.mixed(kind, 16 * draw.seed + k)
+        verdict = with_mixed_numbers(orders, reduction, size.is_whole, said, draw)
+        if verdict != Verdict():
+            return verdict
     if verdict == Verdict() and draw.last:
         return found.judged_statistics(reduction, said)
     return verdict
+
+
+def with_mixed_numbers(
+    orders: Iterator[Comparison], reduction: LossReduction, is_whole: bool, said: bool, draw: Draw
+) -> Verdict:
+    """The same, where random numbers differ. Rows meet if they do for all orders among these."""
+    found: list[Verdict | InputError] = []
+    for one in orders:
+        try:
+            together = losses_together(one, reduction, is_whole)
+            verdict = compared(one, together, reduction, said, replace(draw, backward=False))
+        except InputError as error:
+            found.append(error)
+        else:
+            if not verdict.warnings:
+                return Verdict()
+            found.append(verdict)
+    first = found[0] if found else Verdict()
+    if isinstance(first, InputError):
+        raise first
+    return first
 
 
 def compared(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from piper.capture.reduced_rows import OtherValues, Place, Reductions, reductions
-from piper.capture.trace.trial_run import Trial, TrialRuns
+from piper.capture.trace.trials.trial_run import Trial, TrialRuns
 from piper.job.batch.batch import Batch
 from piper.job.loss.rows_compared import growing, is_among, plain
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from piper.capture.trace.trial_run import Result
+from piper.capture.trace.trials.trial_run import Result
 
 
 def where_rows_meet(

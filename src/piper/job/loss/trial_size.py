@@ -14,6 +14,7 @@ from piper.job.memory.host_memory import free_memory
 from piper.names import F
 
 WHOLE = 2e8  # FLOPs of a microbatch that is tried as it is, three times
+TINY = 5e6  # of one that is tried a dozen times
 MOST = 4e9  # of a smaller one, for each thread: four of them take a core about a second
 ROWS, TOKENS = 2, 8  # of a smaller one
 SHARE = 10  # of the free memory of the host, and at most
@@ -33,6 +34,11 @@ class TrialSize:
     def takes(self, times: int) -> bool:
         """Whether so many microbatches together are a small trial, too."""
         return bool(times * self.flops <= MOST * torch.get_num_threads())
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether several trials more take no time to speak of."""
+        return self.is_whole and self.flops <= TINY
 
     def __str__(self) -> str:
         return f"{self.rows} rows" + (f" of {self.tokens} tokens" if self.tokens else "")

@@ -25,15 +25,8 @@ from piper.capture.torch_private import (
 )
 from piper.capture.trace.arguments.call_arguments import flatten, own_loss, split
 from piper.capture.trace.model_copy import run_with
-from piper.capture.trace.trial_copy import TrialCopy
-
-ONES = frozenset({"bernoulli", "bernoulli_"})
-DRAWS = frozenset({
-    "cauchy", "cauchy_", "exponential", "exponential_", "geometric", "geometric_", "log_normal",
-    "log_normal_", "multinomial", "normal", "normal_", "poisson", "rand", "rand_like", "randint",
-    "randint_like", "randn", "randn_like", "random", "random_", "randperm", "uniform", "uniform_",
-    "_standard_gamma", "_sample_dirichlet", "binomial", *ONES,
-})  # fmt: skip
+from piper.capture.trace.trials.trial_copy import TrialCopy
+from piper.capture.trace.trials.trial_draws import DRAWS, Drawn, Numbers, SameNumbers
 
 ORDERS = frozenset({"sort", "topk"})
 aten = torch.ops.aten
@@ -64,6 +57,7 @@ class Trial:
     sizes: list[CallSizes] = field(default_factory=list)  # of all calls
     before_loss: int = 0  # so many calls of the model, before those of its loss function
     made_by: list[int] = field(default_factory=list)  # the last call for each tensor of the output
+    drawn: list[Drawn] = field(default_factory=list)  # random numbers, in order
 
 
 @dataclass
@@ -103,17 +97,18 @@ class TrialRuns:
         derived: bool = False,
         sizes: bool = False,
         others: OtherValues | None = None,
+        numbers: Numbers | None = None,
     ) -> Trial:
         """`dtype`: what floating-point numbers are converted to. `calls`: keep what calls give.
 
         `derived`: such that `gradients` can follow. `sizes`: keep those of calls. `others`: values
-        to put in place of those that it computes.
+        to put in place of those that it computes. `numbers`: random ones; None: all are the same.
         """
         state, leaves = self.state(dtype), dict[str, Tensor]()
         if derived:
             leaves = {name: state[name].detach().requires_grad_() for name in self.trained}
         with torch.set_grad_enabled(derived or torch.is_grad_enabled()):
-            found = self._run(arguments, dtype, calls, state | leaves, sizes, others)
+            found = self._run(arguments, dtype, calls, state | leaves, sizes, others, numbers)
         graph = (found.loss, list(leaves.values())) if leaves else None
         return replace(found, loss=found.loss.detach(), graph=graph)
 
@@ -125,9 +120,10 @@ class TrialRuns:
         state: dict[str, Tensor],
         sizes: bool,
         others: OtherValues | None,
+        numbers: Numbers | None,
     ) -> Trial:
         copy = self.copies.pop(dtype, None) or TrialCopy.of(self.model, self.loss_fn, dtype)
-        types, seen = SameDraws(dtype, sizes), Calls(calls)
+        types, seen = SameDraws(dtype, sizes, numbers or SameNumbers()), Calls(calls)
         with copy.alone(), types, others or nullcontext(), seen, functions_as(types.apply):
             found = _called(copy.view, copy.loss_fn, state, arguments, types, seen)
         if copy.is_as_before():
@@ -162,7 +158,7 @@ def _called(
     made_by = [types.made_by.get(storage_id(leaf), -1) for leaf in leaves]
     return Trial(
         leaves, found, types.coarsest, seen.results, types.own_derivatives, types.rounded,
-        sizes=types.sizes, before_loss=before_loss, made_by=made_by,
+        sizes=types.sizes, before_loss=before_loss, made_by=made_by, drawn=types.drawn,
     )  # fmt: skip
 
 
@@ -188,14 +184,15 @@ def coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:
 
 
 class SameDraws(TorchDispatchMode):
-    """Random numbers do not depend on how many there are. Permutations are never the identity.
+    """Random numbers are those that a trial wants. Permutations are never the identity.
 
     It also remembers the coarsest floating-point type of any result, and derivatives by the user.
     With a `dtype`, conversions to coarser ones convert to it. `sizes`: keep those of all calls.
     """
 
-    def __init__(self, dtype: torch.dtype | None, sizes: bool) -> None:
+    def __init__(self, dtype: torch.dtype | None, sizes: bool, numbers: Numbers) -> None:
         super().__init__()
+        self.numbers, self.drawn = numbers, list[Drawn]()
         self.dtype, self.coarsest, self.own_derivatives = dtype, torch.float64, list[str]()
         self.rounded = dict[torch.dtype, str]()
         self.kept, self.sizes = sizes, list[CallSizes]()
@@ -226,9 +223,18 @@ class SameDraws(TorchDispatchMode):
             return found[0], turned(func, args, kwargs, found[1])
         if name == "randperm":
             return found.copy_(torch.arange(len(found) - 1, -1, -1))
-        if name in DRAWS:
-            return found.fill_(1 if name in ONES else 0.5 if found.is_floating_point() else 0)
-        return found
+        if name == "rrelu_with_noise":
+            return self._leaky(*args[:4])
+        return self._drawn(func, args, kwargs, found) if name in DRAWS else found
+
+    def _drawn(self, func: Any, args: Any, kwargs: Any, found: Tensor) -> Tensor:
+        self.drawn.append(Drawn.of(func, found))
+        return self.numbers.drawn(len(self.drawn) - 1, func, args, kwargs, found)
+
+    def _leaky(self, x: Tensor, noise: Tensor, lower: float, upper: float) -> Tensor:
+        """Its derivative reads the noise."""
+        slope = self._drawn(aten.uniform_.default, (noise, lower, upper), {}, noise)
+        return x * slope.masked_fill_(x > 0, 1.0)
 
     def _write_down(self, func: Any, given: Any, found: Any) -> None:
         """The sizes of all calls, and which of them made a tensor: views do not make one."""
@@ -244,7 +250,7 @@ def computing_in(dtype: torch.dtype | None) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)
     try:
-        with SameDraws(dtype, sizes=False):
+        with SameDraws(dtype, False, SameNumbers()):
             yield
     finally:
         torch.set_default_dtype(before)
