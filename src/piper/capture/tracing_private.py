@@ -29,7 +29,7 @@ from torch.fx.experimental.proxy_tensor import (
     make_fx,
 )
 
-from piper.capture import autograd_refusals
+from piper.capture import autograd_refusals, complex_writes
 from piper.capture.hidden_writes import Families
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
@@ -73,6 +73,7 @@ def trace_forward(function: Callable, *args: Any) -> fx.GraphModule:
     )
     traced = make_fx(
         functional,
+        decomposition_table=complex_writes.INSTEAD,
         pre_dispatch=True,
         tracing_mode="real",
         _allow_non_fake_inputs=True,

@@ -192,10 +192,10 @@ class Job:
         found = self.whole_inputs.found(self.converted(batch), parts, *types)
         return replace(batch, whole=found.whole)
 
-    def failing_on_parts(self, whole: Batch, rows: int | None) -> AbstractContextManager[None]:
-        """Explains errors of so many rows of a batch, if it runs as a whole."""
+    def failing_on_parts(self, whole: Batch, part: Batch) -> AbstractContextManager[None]:
+        """Explains errors of a part of a batch, if it runs as a whole."""
         given = self.model, self.loss_fn, self.device.type, self.precision
-        return FixedRows(*given).refused(self.converted(whole), rows)
+        return FixedRows(*given).refused(self.converted(whole), self.converted(part))
 
     def kind(self, batch: Batch, feed: int | None = None) -> BatchKind:
         """What is compiled for a batch. The batches of all feeds in one step are of one kind."""
@@ -208,7 +208,7 @@ class Job:
         It is divided as the strategy asks, which names regions of the whole model.
         """
         started = time.perf_counter()
-        with self.failing_on_parts(batch, self.first_microbatch(batch).rows):
+        with self.failing_on_parts(batch, self.first_microbatch(batch)):
             whole = self.capture_whole(batch)
         requests = division_requests(whole.model, self.directives(batch, costs))
         parts = self.rows.of_each_size(batch)

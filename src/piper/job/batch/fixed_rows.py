@@ -30,21 +30,22 @@ class FixedRows:
     precision: Precision | None
 
     @contextmanager
-    def refused(self, whole: Batch, rows: int | None) -> Iterator[None]:
-        """Say what an error means if a model fails on `rows` of a batch that it runs with."""
+    def refused(self, whole: Batch, part: Batch) -> Iterator[None]:
+        """Say what an error means if a model runs with a batch, but not with a part of it."""
         try:
             yield
         except PiperError:
             raise
         except Exception as error:
-            if rows == whole.rows or not self.run_with(whole):
+            rows = part.rows
+            if rows == whole.rows or self.runs_with(part) or not self.runs_with(whole):
                 raise
             what = f"the model or its loss runs with the {whole.rows} rows of the batch, but not "
             why = f"{type(error).__name__}: {first_line(error)}"
             what += f"with the {rows} of a microbatch: {why}"
             raise InputError.of("batch", what, FIX) from error
 
-    def run_with(self, batch: Batch) -> bool:
+    def runs_with(self, batch: Batch) -> bool:
         loss_fn, arguments = self.loss_fn, batch.arguments
         if not batch.labelled:
             loss_fn, arguments = joined, (*arguments, None)

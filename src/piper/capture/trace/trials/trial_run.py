@@ -138,7 +138,13 @@ def gradients(trial: Trial, factor: float) -> Tensor:
     with torch.enable_grad():
         given = factor * loss.sum(), leaves
     grads = torch.autograd.grad(*given, allow_unused=True, materialize_grads=True)
-    return torch.cat([grad.double().flatten() for grad in grads])
+    return torch.cat([real_numbers(grad).flatten() for grad in grads])
+
+
+def real_numbers(tensor: Tensor) -> Tensor:
+    """A complex one as pairs."""
+    found = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return found.double()
 
 
 def _called(
