@@ -4,6 +4,7 @@ import os
 import sys
 import sysconfig
 import traceback
+from functools import lru_cache
 from types import FrameType, TracebackType
 
 import torch
@@ -22,6 +23,7 @@ _GENERATED = ("<eval_with_key", "<frozen", "<string>", "<fx")
 UNKNOWN = "model"
 
 
+@lru_cache(8192)  # asked for every frame, and for every module of a process
 def is_users(filename: str) -> bool:
     """Whether a file is neither torch's, Python's or generated, nor one of Piper's callers."""
     if filename.startswith((*_GENERATED, _TORCH, *_CALLERS)):

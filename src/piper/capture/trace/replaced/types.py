@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from piper.capture.python_state.function_caches import own_modules
 from piper.capture.source_lines import is_users
 from piper.capture.torch_private import is_real
 from piper.capture.trace.replaced.numbers import NUMBERS
@@ -26,15 +27,13 @@ def types_of_eager(model: nn.Module) -> Iterator[None]:
             scope.pop("type", None)
 
 
-def _scopes(model: nn.Module) -> Iterator[dict[str, Any]]:
+def _scopes(model: nn.Module) -> list[dict[str, Any]]:
     """The globals of the user's own modules, and of libraries with classes of the model."""
     classes = {base for one in model.modules() for base in type(one).__mro__}
     names = {one.__module__ for one in classes} | {"__main__"}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
-        own = file and is_users(file) and "site-packages" not in file
-        if own or (name in names and is_users(file)):
-            yield vars(module)
+    named = [sys.modules[name] for name in names if name in sys.modules]
+    libraries = [one for one in named if is_users(getattr(one, "__file__", None) or "")]
+    return [vars(one) for one in (*own_modules(), *libraries)]
 
 
 class _Asked(type):
