@@ -45,3 +45,20 @@ def test_the_only_result_may_be_a_view_of_an_argument_and_have_no_gradient(other
     joint = differentiate(chunk, mode, (False,), (False,), arguments)
 
     assert [tuple(node.meta["val"].shape) for node in joint.results] == [(2, 2, 6)]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_result_that_is_detached_twice_shares_memory_with_an_argument(given: bool) -> None:
+    """Autograd does not call it a view."""
+    mode, graph = FakeTensorMode(), fx.Graph()
+    with mode:
+        x = graph.placeholder("x")
+        x.meta["val"] = torch.empty(4, 6)
+        once = insert(graph, x, aten.detach.default, x)
+        kept = insert(graph, x, aten.detach.default, once)
+        graph.output((insert(graph, x, aten.exp.default, x), kept))
+    chunk = SimpleNamespace(graph=fx.GraphModule({}, graph))
+
+    joint = differentiate(chunk, mode, (given,), (given, False))
+
+    assert [tuple(node.meta["val"].shape) for node in joint.results] == [(4, 6), (4, 6)]
