@@ -137,6 +137,12 @@ WEIGHTS = (
 )
 
 
+COMPARED = (
+    "use one microbatch and one replica where rows are compared with each other, for the loss of "
+    "the whole batch"
+)
+
+
 def weight_of(weight: Weight, microbatch: Batch) -> float:
     """The user's weight of a microbatch, which it gets as the step got the batch."""
     given, named = as_given(microbatch.arguments)
@@ -171,12 +177,13 @@ def reduction_of(
         raise InputError.of(
             "reduction",
             f"the model computes its own loss, for each of {parts} parts of a batch (microbatches "
-            "of all replicas), and Piper cannot see how it reduces over rows. The balancing loss "
-            "of a mixture (output_router_logits=True) is no mean over rows, for instance, and how "
-            "many elements a mask chooses that the model draws is not known before",
-            'give the Trainer or from_pretrained reduction="mean" if all parts count equally, '
-            f'"sum" if they add up, or {WEIGHTS}; or leave such a loss out of the model, and give '
-            "such a mask with the batch",
+            "of all replicas), and Piper cannot see how it reduces over rows. A loss that compares "
+            "rows with each other (contrastive), the balancing loss of a mixture "
+            "(output_router_logits=True), or a mean over a mask that the model draws is no mean of "
+            "the losses of its parts",
+            f'{COMPARED}. If the mean of the parts is what you want, give reduction="mean" to the '
+            f'Trainer or from_pretrained; "sum" if they add up; or {WEIGHTS}. A mask can be given '
+            "with the batch",
         )
     return LossReduction(said or form.kind or "mean", None, form)
 

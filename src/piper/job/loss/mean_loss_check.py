@@ -13,7 +13,7 @@ import torch
 
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
-from piper.job.loss.loss_reduction import Reduction
+from piper.job.loss.loss_reduction import COMPARED, Reduction
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
@@ -132,10 +132,10 @@ def no_mean_fix(is_sum: bool) -> str:
     if is_sum:
         return 'it is a sum over rows: give the Trainer reduction="sum"'
     return (
-        "if rows have different weights, give the Trainer loss_weight=lambda *microbatch: the "
-        "weight of its rows; if some terms are sums over rows and others are not, divide these "
-        "sums by the number of rows; if you want the mean of the microbatches anyway, "
-        "loss_weight=lambda *microbatch: 1"
+        f"{COMPARED}; if rows have different weights, give the Trainer "
+        "loss_weight=lambda *microbatch: the weight of its rows; if some terms are sums over rows "
+        "and others are not, divide these sums by the number of rows; if you want the mean of the "
+        "microbatches anyway, loss_weight=lambda *microbatch: 1"
     )
 
 
@@ -156,8 +156,8 @@ def untestable() -> InputError:
     return InputError.of(
         "loss",
         "Piper cannot see in its graph that it is a mean over rows, and cannot test it on random "
-        "outputs",
-        "if you want the mean of the microbatches, give the Trainer "
+        "outputs: it fails on them, or gives other numbers each time",
+        f"{COMPARED}; if you want the mean of the microbatches, give the Trainer "
         'loss_weight=lambda *microbatch: 1; if it is a sum, reduction="sum"',
     )
 

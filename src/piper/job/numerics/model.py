@@ -78,8 +78,10 @@ def without_dropout(job: Job, example: Batch) -> list[str]:
         return ["the model is in eval mode: it has dropout, whose masks differ by design"]
     raise InputError.of(
         "model",
-        "it has dropout even in eval mode, and Piper's masks are not those of eager PyTorch",
-        "add an argument to the script that switches it off, and pass it after the script",
+        "it draws random numbers even in eval mode (noise, times, masks, dropout), and Piper draws "
+        "others than eager PyTorch: the two cannot be compared",
+        "give what is drawn with the batch (`noise`, `t`), or add an argument to the script that "
+        "switches it off, and pass it after the script",
     )
 
 
