@@ -120,7 +120,7 @@ class Net(nn.Module):
             return self.head(x).square().mean()
 
 
-@pytest.mark.parametrize("name", every(2, FUNCTIONS))
+@pytest.mark.parametrize("name", every(3, FUNCTIONS))
 def test_a_function_has_the_users_backward(name: str) -> None:
     model, batch = Net(FUNCTIONS[name]).double(), (torch.randn(4, 6).double(),)
 

@@ -258,7 +258,7 @@ def test_a_write_that_autograd_does_not_see_is_refused(change: Change) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [*every(2, SEEN.values(), SEEN), *every(3, SEEN_COPIES.values(), SEEN_COPIES)],
+    [*every(3, SEEN.values(), SEEN), *every(4, SEEN_COPIES.values(), SEEN_COPIES)],
 )
 def test_other_writes_are_those_of_eager_training(change: Change) -> None:
     model = Net(change)

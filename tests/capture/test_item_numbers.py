@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[Use, str]] = {
 
 
 @pytest.mark.parametrize("in_loss", [False, True], ids=["forward", "loss"])
-@pytest.mark.parametrize(("use", "text"), every(2, REFUSED.values(), REFUSED))
+@pytest.mark.parametrize(("use", "text"), every(3, REFUSED.values(), REFUSED))
 def test_what_needs_values_is_refused_with_its_line(use: Use, text: str, in_loss: bool) -> None:
     class Uses(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Front(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("what", "place"), every(2, product(["weights", "tokens"], ["before", "between", "behind"]))
+    ("what", "place"), every(5, product(["weights", "tokens"], ["before", "between", "behind"]))
 )
 def test_statistics_beside_a_divided_region(place: str, what: str) -> None:
     generator = torch.Generator().manual_seed(1)

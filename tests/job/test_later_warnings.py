@@ -86,7 +86,7 @@ def said(model: nn.Module, change: Callable[[nn.Module], object], length: int, l
     return log.messages[before:]
 
 
-@pytest.mark.parametrize("name", every(5, MEET, MEET))
+@pytest.mark.parametrize("name", every(8, MEET, MEET))
 @pytest.mark.parametrize("change", every(1, CHANGES, CHANGES))
 def test_rows_that_begin_to_meet_are_warned_of_once(name: str, change: str, caplog) -> None:
     found = said(Net(MEET[name]), *CHANGES[change], caplog)

@@ -239,18 +239,18 @@ def in_all_places(rules: list[Rule]) -> dict[str, tuple[Rule, type[InDict]]]:
 WRONG, RIGHT = in_all_places(REMEMBER), in_all_places(INDEPENDENT)
 
 
-@pytest.mark.parametrize(("rule", "place"), every(26, WRONG.values(), WRONG))
+@pytest.mark.parametrize(("rule", "place"), every(39, WRONG.values(), WRONG))
 def test_what_other_lengths_left_is_not_ignored(rule: Rule, place: type[InDict]) -> None:
     with pytest.raises(CaptureError, match=r"test_lengths_remembered.py:\d+: batches of other sh"):
         captured(Net(place(rule)))
 
 
-@pytest.mark.parametrize(("rule", "place"), every(26, RIGHT.values(), RIGHT))
+@pytest.mark.parametrize(("rule", "place"), every(52, RIGHT.values(), RIGHT))
 def test_what_does_not_depend_on_other_lengths_is_kept(rule: Rule, place: type[InDict]) -> None:
     captured(Net(place(rule)))
 
 
-@pytest.mark.parametrize(("rule", "place"), every(31, RIGHT.values(), RIGHT))
+@pytest.mark.parametrize(("rule", "place"), every(62, RIGHT.values(), RIGHT))
 def test_it_trains_as_in_plain_pytorch(rule: Rule, place: type[InDict]) -> None:
     expected = plain(Net(place(rule)))
 

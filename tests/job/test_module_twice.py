@@ -60,7 +60,7 @@ STRATEGIES = {
 CASES = [(form, name) for form in FORMS for name in STRATEGIES]
 
 
-@pytest.mark.parametrize(("form", "name"), every(2, CASES, [" ".join(one) for one in CASES]))
+@pytest.mark.parametrize(("form", "name"), every(4, CASES, [" ".join(one) for one in CASES]))
 def test_a_module_with_two_names_is_trained_as_one(form: str, name: str) -> None:
     model = Twice(form)
     losses = plain_losses(ADAM(model.parameters()), BATCHES, lambda x, y: F.mse_loss(model(x), y))

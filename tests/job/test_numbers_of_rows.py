@@ -80,7 +80,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize(("one", "count", "divided"), every(37, FORMS.values(), FORMS))
+@pytest.mark.parametrize(("one", "count", "divided"), every(61, FORMS.values(), FORMS))
 def test_a_divisor_with_the_number_of_rows_is_right_or_refused(
     one: Made, count: Made, divided: Callable[..., Any]
 ) -> None:

@@ -117,7 +117,7 @@ def as_before() -> Iterator[None]:
     SCALES[0], COUNTED[0], KEPT["calls"], KEPT["last"] = 1.0, 0, 0, None
 
 
-@pytest.mark.parametrize("name", every(2, READS))
+@pytest.mark.parametrize("name", every(3, READS))
 @pytest.mark.filterwarnings("ignore:At pre-dispatch tracing")
 def test_state_that_it_reads_is_watched(name: str) -> None:
     net = Net(READS[name])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import every
 from torch import nn
 from torch.nn import functional
 
@@ -137,7 +138,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", every(2, MODELS))
 def test_it_is_what_the_model_saves_after_plain_training(name: str) -> None:
     plain = MODELS[name]()
     optimizer = sgd(plain.parameters())
@@ -274,7 +275,7 @@ def trainer_of(model: Net) -> piper.Trainer:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LOADING)
+@pytest.mark.parametrize("name", every(2, LOADING))
 def test_a_model_that_converts_what_it_loads(name: str, tmp_path: Path) -> None:
     model = LOADING[name]()
     before = {key: one.clone() for key, one in model.state_dict().items()}

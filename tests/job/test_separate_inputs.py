@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, levels_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -85,7 +85,7 @@ def of_both(loss: Loss) -> Callable[[tuple[Tensor, Tensor], Tensor], Tensor]:
     return lambda found, labels: loss(*found)
 
 
-@pytest.mark.parametrize(("loss", "own", "many"), every(11, FORMS.values(), FORMS))
+@pytest.mark.parametrize(("loss", "own", "many"), every(17, FORMS.values(), FORMS))
 def test_a_gan_trains_as_in_plain_pytorch(loss: Loss, own: bool, many: int) -> None:
     model, batches = Gan(loss), arguments(own, many)
     losses = plain_losses(SGD(model.parameters()), batches, lambda *batch: model(*batch[:2]))
@@ -101,8 +101,7 @@ def test_a_gan_trains_as_in_plain_pytorch(loss: Loss, own: bool, many: int) -> N
         )
 
 
-@pytest.mark.parametrize("name", NO_MEANS)
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("name", "own"), levels_of(NO_MEANS, [False, True]))
 def test_a_loss_that_is_no_mean_of_both_is_refused(name: str, own: bool) -> None:
     loss = NO_MEANS[name]
     given = (Gan(loss), None) if own else (Gan(), of_both(loss))
@@ -113,7 +112,7 @@ def test_a_loss_that_is_no_mean_of_both_is_refused(name: str, own: bool) -> None
         rehearse(*given, [Place(where(), [0]), Split("MB", 2)], arguments(own))
 
 
-@pytest.mark.parametrize("name", MEETING)
+@pytest.mark.parametrize("name", every(2, MEETING))
 def test_inputs_that_meet_before_are_to_be_named(name: str) -> None:
     model = Gan(LOSSES["logistic"], MEETING[name])
 

@@ -42,7 +42,7 @@ def gathers(one: Compiled) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "reduce"), levels_of(["replicas", *SCHEDULES], ["once", "each"])
+    ("schedule", "reduce"), levels_of(["replicas", *SCHEDULES], ["once", "each"], nth=2)
 )
 def test_it_sends_less_in_the_memory_of_two_buffers(schedule: str, reduce: str) -> None:
     two, more = made(schedule, reduce, 2), made(schedule, reduce, None)

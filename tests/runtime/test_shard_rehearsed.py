@@ -33,7 +33,7 @@ def rehearsed(strategy: Strategy, replicas: int, routing: str) -> None:
 FIRST = every(len(BUILDERS), BUILDERS)  # others are among those with every level
 
 
-@pytest.mark.parametrize(("schedule", "zero"), every(25, product(BUILDERS, LEVELS)))
+@pytest.mark.parametrize(("schedule", "zero"), every(50, product(BUILDERS, LEVELS)))
 def test_every_schedule_with_every_level_on_experts(schedule: str, zero: int) -> None:
     """PP=2 x DP=4 (DualPipe: DP=2, twice), EP=2: two devices have the same experts."""
     dp = 2 if schedule == "dualpipe" else 4

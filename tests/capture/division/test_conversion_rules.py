@@ -69,7 +69,7 @@ def options(pair: tuple[Step, Step], ways: int, along: int) -> list[Option]:
     return options_of(Trial(CONVERT, (meta, *steps, along), {}, BLOCKS).call(ways))
 
 
-@pytest.mark.parametrize(("pair", "along"), levels_of(PAIRS, [2, 3]))
+@pytest.mark.parametrize(("pair", "along"), levels_of(PAIRS, [2, 3], nth=2))
 def test_devices_of_a_grid_send_what_undivided_devices_send(
     pair: tuple[Step, Step], along: int
 ) -> None:

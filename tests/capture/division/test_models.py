@@ -23,6 +23,7 @@ from capture.division.models import (
     nll,
 )  # fmt: skip
 from capture.interpreter import Interpreter, eager, state
+from draws import levels_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -290,11 +291,11 @@ class Selected(Chosen):
         return self.head(x[kept]), tokens[kept]
 
 
-@pytest.mark.parametrize("loss", SELECTED.values(), ids=SELECTED)
-@pytest.mark.parametrize("what", ["weights", "tokens"])
+@pytest.mark.parametrize(("name", "what"), levels_of(SELECTED, ["weights", "tokens"]))
 def test_a_loss_of_selected_tokens_in_a_divided_region_says_what_to_write(
-    loss: Callable[..., Tensor], what: What
+    name: str, what: What
 ) -> None:
+    loss: Callable[..., Tensor] = SELECTED[name]
     request = DivisionRequest(regions=("all",), ways=2, what=what)
 
     with pytest.raises(CaptureError, match=r"size depends on data.*\n.*ignore_index") as refused:

@@ -124,7 +124,7 @@ NOT_PROVED: dict[str, Loss] = {
 SIZES = [PARTS, ROWS * PARTS]  # microbatches of several rows, and of one
 
 
-@pytest.mark.parametrize(("name", "parts"), levels_of(PROVED, SIZES, nth=2))
+@pytest.mark.parametrize(("name", "parts"), levels_of(PROVED, SIZES, nth=3))
 def test_what_is_proved_holds(name: str, parts: int) -> None:
     loss = PROVED[name]
     form = form_of(loss, parts)
