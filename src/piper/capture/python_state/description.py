@@ -6,7 +6,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from piper.capture.python_state.leaves import token
 from piper.capture.python_state.ownership import codes_of
@@ -15,12 +15,20 @@ from piper.capture.python_state.reach import reach_of
 from piper.capture.torch_private import is_real
 
 HOLDERS = (CellType, partial, tuple, list, dict)  # nothing but what they hold
+# transformers keeps the hash of a configuration, and Python salts hashes in each process.
+SALTED = "_original_object_hash"
 
 
-def described(name: str, value: Any) -> dict[str, str]:
-    """What a function or object that the user gives consists of: options, code, what it reads."""
+def described(name: str, value: Any, model: nn.Module | None = None) -> dict[str, str]:
+    """What a function or object that the user gives consists of: options, code, what it reads.
+
+    But not what the model is that it may hold.
+    """
     reach, found = reach_of((name, value), ran=False), dict[str, list[str]]()
-    for place in Walk().of(reach.roots):
+    walk = Walk(known={id(one) for one in (model.modules() if model is not None else ())})
+    for place in walk.of(reach.roots):
+        if place.key == SALTED:
+            continue
         if reach.reads(place.names) and type(place.value) not in HOLDERS:
             found.setdefault(place.path, []).append(text_of(place.value))
     return {path: " ".join(texts) for path, texts in found.items()}

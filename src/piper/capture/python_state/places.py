@@ -70,6 +70,7 @@ class Walk:
     seen: dict[int, Place] = field(default_factory=dict)  # by id of the value, which stays alive
     met: list[Any] = field(default_factory=list)  # functions and classes on the way
     tensors: list["Place"] = field(default_factory=list)
+    known: set[int] = field(default_factory=set)  # ids of values that are not looked into
 
     def of(self, roots: Iterable[Root]) -> Iterator[Place]:
         for root in roots:
@@ -86,7 +87,7 @@ class Walk:
                 self.tensors.append(place)
             if isinstance(value, GETTERS):
                 self.met.append(value)
-            if is_leaf(value) or id(value) in self.seen:
+            if is_leaf(value) or id(value) in self.seen or id(value) in self.known:
                 continue
             self.seen[id(value)] = place
             if is_flat(value):

@@ -320,5 +320,7 @@ def described_functions(job: Job) -> dict[str, str]:
     given = {name: getattr(job.options, name) for name in names} | {"loss_fn": job.loss_fn}
     given["optimizer"] = as_given(job.options.optimizer)
     return {
-        path: text for name, one in given.items() for path, text in described(name, one).items()
+        path: text
+        for name, one in given.items()
+        for path, text in described(name, one, job.model).items()
     }

@@ -1,0 +1,58 @@
+"""What options hold is the same text in processes that have different hashes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+TESTS = Path(__file__).parents[1]
+PROGRAM = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from functools import partial
+import torch, transformers
+from piper import Strategy
+from piper.job.job import Job
+from piper.job.options import Options
+from piper.job.programs.programs import described_functions
+from piper.models.hugging_face_build import first_values
+
+sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+config = transformers.LlamaConfig(vocab_size=8, **sizes)
+model, teacher = (transformers.LlamaForCausalLM(config) for _ in range(2))
+model.tags, teacher.tags = {"a", "b", "c"}, frozenset({"x", "y", "z"})
+
+def loss_fn(output, labels):
+    other = teacher(labels).logits.detach()
+    kept = sum(p.square().sum() for p in model.parameters())
+    return (output.logits - other).square().mean() + kept + len(teacher.tags & {"x"})
+
+def weight(*microbatch):
+    return float(len(model.generation_config.to_dict()) + len(teacher.generation_config.to_dict()))
+
+sgd = partial(torch.optim.SGD, lr=1)
+options = Options(init=first_values(model), loss_weight=weight, optimizer=sgd)
+for path, text in sorted(described_functions(Job(model, loss_fn, Strategy([]), options)).items()):
+    print(path, text)
+"""
+
+
+def test_options_are_the_same_whatever_the_hash_seed() -> None:
+    paths = [str(TESTS), str(TESTS.parent / "src")]
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *paths],
+            stdout=subprocess.PIPE, text=True, env={"PYTHONHASHSEED": seed},
+        )
+        for seed in ("1", "2")
+    ]  # fmt: skip
+
+    first, second = (one.communicate()[0].splitlines() for one in runs)
+
+    assert len(first) > 10 and [one.returncode for one in runs] == [0, 0]
+    assert [line for line in first if line not in second] == []
