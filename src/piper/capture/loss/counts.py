@@ -75,7 +75,7 @@ def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divis
     It may also depend on parameters or buffers or on what is drawn at random, and be one number for
     each column.
     """
-    needed = closure(_ends(found), ())
+    needed = read_by(found)
     if any(node.op == "placeholder" and node not in batch for node in needed):
         return None
     graph = fx.Graph()
@@ -106,6 +106,11 @@ def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divis
     if is_drawn(graph):
         return None
     return Count(what, _text(root, graph), scale, full, empty)
+
+
+def read_by(found: Divisor) -> set[fx.Node]:
+    """All nodes that a divisor is computed with."""
+    return closure(_ends(found), ())
 
 
 def _ends(found: Divisor) -> list[fx.Node]:

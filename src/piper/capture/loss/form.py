@@ -26,6 +26,7 @@ from piper.capture.loss.domain import (
     Reduced,
     Rows,
 )
+from piper.capture.loss.held_buffers import held_by, hold_buffers
 from piper.capture.loss.model_outputs import GrowingOutput
 from piper.capture.loss.proof import batch_rows, followed, growing_rows, twins_of
 from piper.capture.loss.rules import MEANS
@@ -34,7 +35,7 @@ from piper.capture.python_state.function_caches import forgetting
 from piper.capture.torch_private import pytree
 from piper.capture.trace.arguments.inputs import Inputs
 from piper.capture.trace.arguments.outputs import Output
-from piper.capture.trace.forward import Traced, loss_graph
+from piper.capture.trace.forward import Traced, own_loss_graph
 from piper.capture.trace.replaced.calls import IN_PROOFS, ReplacedCalls
 from piper.capture.trace.replaced.numbers import numbers_as_text
 
@@ -56,6 +57,7 @@ class LossForm:
     growing: str = ""  # the line of an output that grows with the rows, where a mean should be
     unknown: tuple[str, ...] = ()  # lines of outputs that count as means, without a proof
     dims: tuple[int | None, ...] = ()  # of rows in these tensors, if sizes do not say it
+    held: tuple[str, ...] = ()  # buffers whose values `counts` have
     others: tuple[tuple[int, "LossForm"], ...] = ()  # for microbatches of so many rows
 
     def of(self, rows: int | None) -> "LossForm":
@@ -95,7 +97,9 @@ def own_form(
         warnings.simplefilter("ignore")  # they have been seen when the model was traced
         rows = inputs.rows or 0
         sizes = (inputs, inputs.with_rows(2 * rows)) if rows else ()
-        found = _of_two([loss_graph(model, one, device, precision) for one in sizes], inputs)
+        found = _of_two(
+            [own_loss_graph(model, one, device, precision) for one in sizes], model, inputs
+        )
     return found or otherwise
 
 
@@ -230,15 +234,22 @@ def _of_model(traced: Traced, rows: int) -> LossForm | None:
     return _form(traced.root, traced.batch, known[traced.results[0]])
 
 
-def _of_two(roots: Sequence[fx.GraphModule], inputs: Inputs) -> LossForm | None:
-    (one, two), rows = roots, inputs.rows or 0
+def _of_two(
+    traced: Sequence[tuple[fx.GraphModule, dict[str, fx.Node]]], model: nn.Module, inputs: Inputs
+) -> LossForm | None:
+    """Buffers that no forward updates are constants of what a loss divides by: class weights."""
+    ((one, _), (two, _)), rows = traced, inputs.rows or 0
+    for root, buffers in traced:
+        hold_buffers(root, buffers, model)
     twins = twins_of(one.graph, two.graph, rows)
     if twins is None:
         return None
     batch = one.graph.find_nodes(op="placeholder")[-len(inputs.tensors) :]
     given = growing_rows(batch, twins)
     known = followed(one.graph, given, frozenset(batch), rows, twins, model=True)
-    return _form(one, batch, known[one.graph.output_node().args[0][0]])
+    loss = known[one.graph.output_node().args[0][0]]
+    found = _form(one, batch, loss)
+    return found and replace(found, held=tuple(held_by(loss)))
 
 
 def _form(root: fx.GraphModule, batch: Sequence[fx.Node | None], known: Known) -> LossForm | None:
@@ -285,5 +296,5 @@ def form_from_json(text: str) -> LossForm:
 def _form_of(found: dict[str, Any]) -> LossForm:
     counts = tuple(Count(**one) for one in found["counts"])
     others = tuple((rows, _form_of(one)) for rows, one in found["others"])
-    lists = {name: tuple(found[name]) for name in ("sums", "unknown", "dims")}
+    lists = {name: tuple(found[name]) for name in ("sums", "unknown", "dims", "held")}
     return LossForm(**{**found, **lists, "counts": counts, "others": others})

@@ -166,6 +166,16 @@ def loss_graph(
     return Attempt(model, loss_fn, inputs, device, precision).root()
 
 
+def own_loss_graph(
+    model: nn.Module, inputs: Inputs, device: str, precision: Precision | None
+) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
+    """The graph of the own loss of a model. By name: buffers that no forward updates, in it."""
+    attempt = Attempt(model, None, inputs, device, precision)
+    places = (root := attempt.root()).graph.find_nodes(op="placeholder")
+    held = dict(zip(attempt.buffers, places[len(attempt.parameters) :], strict=False))
+    return root, {name: node for name, node in held.items() if name not in attempt.updated}
+
+
 def _find_carried(attempt: "Attempt", given: Given, error: RuntimeError) -> None:
     """A trace cannot write to a tensor outside of it. So try with all of them as buffers."""
     model, names = attempt.model, plain_attributes(attempt.model)

@@ -32,6 +32,7 @@ from piper.names import PASS, F, Phase, amount
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.forward_program import OutputProgram
 from piper.runtime.processes.world import world
+from piper.runtime.state.constants import keep_constant
 from piper.runtime.state.device_state import DeviceState
 from piper.runtime.state.shared_state import shared_state
 
@@ -159,6 +160,7 @@ class ForwardPrograms:
 
         kind = Program if wanted == "loss" else OutputProgram
         program = kind(mine.plan, kernel, state, comm, getattr(torch, mine.common.loss))
+        keep_constant(state, mine.common.form.held, job.initial)
         self.forms[self.kind(batch)] = mine.common.form
         self.asked[self.kind(batch)] = mine.common.asked
         self.programs.statistics.update(mine.common.statistics)

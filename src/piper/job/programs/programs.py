@@ -53,6 +53,7 @@ from piper.runtime.own_state_dict import state_dict_of
 from piper.runtime.processes.gathering import gather
 from piper.runtime.processes.world import refuse_wrong_world, world
 from piper.runtime.state.averages import start_late
+from piper.runtime.state.constants import keep_constant
 from piper.runtime.state.device_state import DeviceState, assembled
 from piper.runtime.state.loss_scale import DynamicLossScale
 from piper.runtime.state.running_statistics import take_from_first
@@ -137,6 +138,7 @@ class Programs:
         self.comm.extend(mine.needs)
         with memory_explained(mine, self.state):
             program = load(self.job, mine, kernels, self.state, self.comm, steps)
+            keep_constant(self.state, mine.common.form.held, self.job.initial)
             self.prepare(program, mine, joins(mine, kernels, self.job.options.compiled))
         return program
 

@@ -26,6 +26,7 @@ from piper.runtime.checkpoint.reader import Reader
 from piper.runtime.checkpoint.resume import resume
 from piper.runtime.checkpoint.save import Run, opened, snapshot, write
 from piper.runtime.checkpoint.weights import Rename
+from piper.runtime.state.constants import refuse_other_values
 from piper.runtime.state.device_state import DeviceState
 
 
@@ -88,6 +89,7 @@ class Checkpoints:
         refuse_other_loader(loader)
         steps = resume(self.peers, resolved(folder), state, run, missing_ok, loader)
         state.kept.look(state.optimizers().values())
+        self.peers.each(partial(refuse_other_values, state))
         return steps
 
     def load(
@@ -99,6 +101,7 @@ class Checkpoints:
             raise refused("this Trainer has already run steps", "load before the first step")
         load(self.peers, resolved(path_of(path)), state, tensors, rename, strict, arrange)
         state.kept.look(state.optimizers().values())
+        self.peers.each(partial(refuse_other_values, state))
 
     def export(
         self, folder: Path, state: DeviceState, turns: Turns, tensors: list[ModelTensor],

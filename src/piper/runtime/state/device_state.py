@@ -169,6 +169,7 @@ class DeviceState:
     origin: Origin | None = None  # what the run was resumed from
     loss_scale: DynamicLossScale | None = None  # of float16
     ema: float | None = None  # the decay of averages of parameters
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)  # that a loss divides by
     kept: KeptOptimizers = field(default_factory=KeptOptimizers)  # by the user's loop, perhaps
 
     def buffer(self, number: int, size: int) -> GatherBuffer:
