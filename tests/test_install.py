@@ -15,6 +15,7 @@ import piper
 from piper.capture.torch_version import FIRST, FIX, LAST, refuse_untested
 from piper.errors import InputError
 
+pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[1]
 
 

@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from draws import drawn
 
+pytestmark = pytest.mark.processes
 TESTS = Path(__file__).parent
 SCRIPT = TESTS / "scripts" / "opaque_names.py"
 

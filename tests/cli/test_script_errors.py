@@ -130,7 +130,7 @@ TEXT = """Trainer: example= is missing
   at {script}:3: piper.Trainer(torch.nn.Linear(3, 3), torch.nn.functional.mse_loss)"""
 
 
-@pytest.mark.parametrize("command", ["show", "run"])
+@pytest.mark.parametrize("command", ["show", pytest.param("run", marks=pytest.mark.processes)])
 def test_an_error_of_piper_names_the_line_of_the_script(
     command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

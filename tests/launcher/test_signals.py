@@ -19,6 +19,7 @@ from piper.launcher.private_folder import private_folder
 from piper.launcher.restarts import with_restarts
 from piper.launcher.signals import Received, received_signals
 
+pytestmark = pytest.mark.processes
 IDLE = """
 import os, pathlib, signal, sys, time
 asked = []

@@ -4,6 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.processes
 TESTS = Path(__file__).parents[1]
 PROGRAM = """
 import sys

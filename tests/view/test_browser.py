@@ -9,7 +9,10 @@ import pytest
 from browser import CHROMIUM, Browser, Point
 from views import crowd, divided, experts, measured, opened, pipeline
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+]
 
 FORWARD, BACKWARD, EXCHANGE = (0x5A, 0xA9, 0xE6), (0x1F, 0x7A, 0x5A), (0xCC, 0x33, 0x44)
 

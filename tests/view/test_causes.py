@@ -18,7 +18,10 @@ from piper.sim.report import HOST, report
 from piper.view.page import page
 from piper.view.view_data import ViewData, view_data
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+]
 EXPERTS = {"pp": 2, "dp": 2, "ep": 2, "zero": 2, "microbatches": 4}
 
 
