@@ -11,7 +11,8 @@ from torch import Generator, Tensor
 from piper.job.batch.batch import Batch
 from piper.job.batch.random_batches import drawn, like_columns, rows_of
 
-SCALES = torch.tensor([-100.0, -1.0, 0.01, 1.0, 100.0], dtype=torch.float64)
+SCALES = torch.tensor([-100.0, -8.0, 0.01, 1.0, 8.0, 100.0], dtype=torch.float64)
+NEAR = SCALES[[4, 1]]  # after `tanh`, 8 is still another number than 9
 
 
 class Variety(IntEnum):
@@ -25,6 +26,7 @@ class Variety(IntEnum):
     VARIED = 3  # also integers of which the example has only one
     FREE = 4  # also masks with holes, and integers from 0 on
     WIDE = 5  # also numbers of other sizes and signs
+    APART = 6  # only the second microbatch has any of these: a guard may hold in one of them
 
 
 def pairs_like(one: Batch, rows: int, most: Variety, seed: int) -> Iterator[Batch]:
@@ -49,15 +51,24 @@ def two_like(one: Batch, rows: int, variety: Variety, seed: int) -> Batch:
 
     def draw(seen: Tensor) -> Tensor:
         seen, shape = seen.detach().cpu(), (2 * rows, *seen.shape[1:])
-        if not seen.numel() or seen.is_complex():
-            return drawn(seen, shape, generator)
-        if is_mask(seen) and variety >= Variety.FREE:
-            return mask(shape, variety, generator).to(seen.dtype)
-        if seen.is_floating_point() or seen.dtype is torch.bool:
-            return numbers(seen, shape, variety, generator)
-        return integers(seen, shape, variety, generator)
+        if variety != Variety.APART:
+            return random_like(seen, shape, variety, generator)
+        first = random_like(seen, shape, Variety.SEEN, generator)
+        return torch.cat([first[:rows], random_like(seen, shape, variety, generator)[rows:]])
 
     return one.change_rows(draw).map(lambda tensor: tensor.cpu())
+
+
+def random_like(
+    seen: Tensor, shape: tuple[int, ...], variety: Variety, generator: Generator
+) -> Tensor:
+    if not seen.numel() or seen.is_complex():
+        return drawn(seen, shape, generator)
+    if is_mask(seen) and variety >= Variety.FREE:
+        return mask(shape, variety, generator).to(seen.dtype)
+    if seen.is_floating_point() or seen.dtype is torch.bool:
+        return numbers(seen, shape, variety, generator)
+    return integers(seen, shape, variety, generator)
 
 
 def is_mask(seen: Tensor) -> bool:
@@ -74,7 +85,7 @@ def mask(shape: tuple[int, ...], variety: Variety, generator: Generator) -> Tens
     if len(shape) == 1:
         return holes
     place, lengths = torch.arange(shape[-1]), (*shape[:-1], 1)
-    if variety >= Variety.WIDE:
+    if variety == Variety.WIDE:
         return holes | (place == 0)
     return place < torch.randint(1, shape[-1] + 1, lengths, generator=generator)
 
@@ -95,7 +106,21 @@ def integers(
 
 def numbers(seen: Tensor, shape: tuple[int, ...], variety: Variety, generator: Generator) -> Tensor:
     found = drawn(seen, shape, generator)
-    if variety < Variety.WIDE:
+    if variety < Variety.WIDE or not seen.is_floating_point():
         return found
-    each = torch.randint(len(SCALES), (shape[0], *[1] * (len(shape) - 1)), generator=generator)
-    return (found * SCALES[each]).to(seen.dtype)
+    half = (sizes(shape[0] // 2, variety, generator) for _ in range(2))
+    each = torch.cat([*half]).view(-1, *[1] * (len(shape) - 1))
+    near = torch.isin(each, NEAR)  # means of these rows are far from 0, too
+    return (torch.where(near, found.abs(), found) * each).to(seen.dtype)
+
+
+def sizes(rows: int, variety: Variety, generator: Generator) -> Tensor:
+    """What to multiply each row of a microbatch with: as many different numbers as there are, and
+    among several of them that which makes rows large."""
+    if variety == Variety.APART:
+        return NEAR.repeat(rows)[:rows]
+    order = [torch.randperm(len(SCALES), generator=generator) for _ in range(rows)]
+    found = SCALES[torch.cat(order)[:rows]]
+    if rows > 1 and not (found == NEAR[0]).any():
+        found[order[0][0] % rows] = NEAR[0]
+    return found

@@ -33,8 +33,8 @@ class Draw:
 
     Several, because one may be equal by chance.
 
-    `backward`: also compare gradients, though no derivative is the user's own. `last`: if nothing
-    differs, look for what other data would show. `kinds`: of random numbers, if any
+    `backward`: also compare gradients, though no derivative is the user's own. `others`: if
+    nothing differs, look for what other data would show. `kinds`: of random numbers, if any
     are drawn; `bits`: if these are bits only, as those of dropout.
     """
 
@@ -43,14 +43,10 @@ class Draw:
     kinds: tuple[Kind, ...]
     times: int = 2
     backward: bool = False
-    last: bool = False
+    others: bool = False
     bits: tuple[Kind, ...] = ()
 
 
-FIRST = (
-    Draw(0, Variety.VARIED, (Kind.EXTREME,)),
-    Draw(1, Variety.WIDE, (Kind.EXTREME_ROWS,)),
-)
 EXTREME = (Kind.EXTREME_ROWS, Kind.EXTREME)
 PLAIN = 8  # so often plain numbers may show in few rows what they show in many
 UNTRIED = (
@@ -128,13 +124,24 @@ def tried(
     if not size.is_whole:
         LOG.info("comparing the loss of microbatches with that of a whole batch, on %s", size)
     most = times if size.is_whole and size.takes(times) else 2
-    kinds = (*Kind, *[Kind.PLAIN] * PLAIN * size.is_tiny) if size.is_whole else EXTREME[:1]
-    ends = not captured.meeting, EXTREME if size.is_whole else EXTREME[:1]
-    last = Draw(3, Variety.FREE, kinds, most, size.is_whole, *ends)
-    draws = (*FIRST, last) if size.is_whole else (last,)
-    found = (once(runs, one, size, reduction, said, draw) for draw in draws)
+    found = (
+        once(runs, one, size, reduction, said, draw) for draw in draws_of(size, captured, most)
+    )
     done = Verdict(times=most if size.is_whole and not said else None)
     return next((verdict for verdict in found if verdict != Verdict()), done)
+
+
+def draws_of(size: TrialSize, captured: Captured, times: int) -> list[Draw]:
+    others = not captured.meeting
+    if not size.is_whole:
+        return [Draw(3, Variety.FREE, EXTREME[:1], times, False, others, EXTREME[:1])]
+    every = (*Kind, *[Kind.PLAIN] * PLAIN * size.is_tiny)
+    return [
+        Draw(0, Variety.VARIED, (Kind.EXTREME,)),
+        Draw(1, Variety.WIDE, (Kind.EXTREME_ROWS,), others=others),
+        Draw(2, Variety.APART, ()),
+        Draw(3, Variety.FREE, every, times, True, others, EXTREME),
+    ]
 
 
 def once(
@@ -157,7 +164,7 @@ def once(
         verdict = with_mixed_numbers(orders, reduction, size.is_whole, said, draw)
         if verdict != Verdict():
             return verdict
-    if verdict == Verdict() and draw.last:
+    if verdict == Verdict() and draw.others:
         return found.judged_statistics(reduction, said)
     return verdict
 
@@ -207,7 +214,7 @@ def parts_and_whole(
     like = size.cut(one), size.rows, draw.variety, draw.seed
     for dtype, pair in ((t, pair) for t in (torch.float64, None) for pair in pairs_like(*like)):
         try:
-            made = Comparison.of(runs, pair, draw.times, dtype, False, draw.backward, draw.last)
+            made = Comparison.of(runs, pair, draw.times, dtype, False, draw.backward, draw.others)
             together = losses_together(made, reduction, size.is_whole)
         except InputError as error:  # on these data, microbatches have no single weight
             why = str(error.problems[0].what)
