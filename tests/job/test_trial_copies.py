@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from piper.capture.trace import trial_copy
+from piper.capture.trace.trials import trial_copy
 from piper.capture.trace.trials.trial_run import TrialRuns, gradients
 
 ROWS, WIDTH = 4, 3
