@@ -97,7 +97,7 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
             [Place(where(P=0), [0])],
             "place (directive 1 of 1): no region has the tag P\n"
             "  fix: use one of PP, PASS; did you mean PP?"
-            " (the key of a `Split` exists only after that `Split`)",
+            " (the key of a `Split` or a `Stage` exists only after that directive)",
         ),
         (
             [Split("MB", 2), Place(where(Mb=0), [0])],
@@ -108,7 +108,7 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
             [Place(where(MB=0), [0]), Split("MB", 2)],
             "place (directive 1 of 2): no region has the tag MB\n"
             "  fix: use one of PP, PASS"
-            " (the key of a `Split` exists only after that `Split`)",
+            " (the key of a `Split` or a `Stage` exists only after that directive)",
         ),
         (
             [Place(where(PP=1), [0]), Place(where(PP=1), [1])],

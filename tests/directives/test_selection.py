@@ -47,7 +47,7 @@ from piper.ir.training import training_dag
         (
             where(PP=0) | where(QQ=1),
             "no region has the tag QQ\n  fix: use one of PP, EP, RUN, PASS (the key of a `Split` "
-            "exists only after that `Split`)",
+            "or a `Stage` exists only after that directive)",
         ),
     ],
     ids=str,

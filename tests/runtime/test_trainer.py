@@ -178,7 +178,7 @@ def test_too_few_processes_are_refused_with_the_command_to_write() -> None:
 
     assert str(refused.value) == (
         "strategy: it uses devices [0, 1], but the run has 1 process\n"
-        "  fix: start it with `piper run SCRIPT -n 2`"
+        "  fix: start it with `piper run SCRIPT -n 2`, or in a notebook with piper.launch(fn, 2)"
     )
 
 

@@ -13,6 +13,7 @@ from time import process_time
 from typing import Any
 
 import pytest
+import torch
 from strategies.tables import every_schedule, table
 from synthetic import chain
 
@@ -29,6 +30,7 @@ from piper.directives import (
     Strategy,
     apply,
 )
+from piper.directives.strategy import as_strategy
 from piper.errors import StrategyError
 from piper.ir.filters import Filter, where
 from piper.ir.training import training_dag
@@ -163,6 +165,26 @@ def test_orders_of_ones_own_stay_as_they_are_written() -> None:
     order = Order([[where(PP=0, MB=0, PASS="F"), where(PP=0, MB=0, PASS="B")]], overlap=False)
 
     assert list(from_orders([order], dp=2))[-1] is order
+    assert from_orders(order) == from_orders([order]) == from_orders([order.slots])
+
+
+def test_an_order_of_half_a_name_is_told_the_whole_one() -> None:
+    with pytest.raises(StrategyError, match='write where\\(PP=1, MB=0, PASS="B"\\)'):
+        from_orders([[where(PP=1, PASS="B")]])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (Place(where(), [0]), "no list of directives"),
+        ([torch.zeros(999)], "a value of type Tensor is not a directive"),
+        ([3], "3 is not a directive"),
+    ],
+)
+def test_what_is_no_strategy_is_refused_in_one_line(given: Any, said: str) -> None:
+    with pytest.raises(StrategyError, match=said) as refused:
+        as_strategy(given)
+    assert len(str(refused.value)) < 250
 
 
 def test_orders_that_name_no_single_pass_have_no_table() -> None:

@@ -96,10 +96,10 @@ def unknown_key(dag: Dag, key: str) -> Problem:
     if tuple(dag.tag_names) == (PASS,):
         fix = f'write `with piper.annotate("{key}"):` around parts of its forward'
         return Problem(f"no region has the tag {key}: the model has no annotations", fix)
-    near = get_close_matches(key, dag.tag_names, n=1, cutoff=0.3)
+    near = get_close_matches(key, set(dag.tag_names) - {PASS}, n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]}?" if near else ""
     if not dag.dimensions:
-        hint += " (the key of a `Split` exists only after that `Split`)"
+        hint += " (the key of a `Split` or a `Stage` exists only after that directive)"
     return Problem(f"no region has the tag {key}", f"use one of {', '.join(dag.tag_names)}{hint}")
 
 

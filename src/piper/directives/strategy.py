@@ -113,8 +113,19 @@ def flat(directives: Iterable[Any]) -> Iterator[Directive]:
         elif callable(getattr(item, "rewrite", None)):
             yield item
         else:
-            problem = Problem(f"{item!r} is not a directive", f"write {known_directives()}")
-            raise StrategyError("strategy", problem)
+            what = f"{short_text(item)} is not a directive"
+            raise StrategyError("strategy", Problem(what, f"write {known_directives()}"))
+
+
+def short_text(item: Any) -> str:
+    """A value in a message. A tensor would fill pages.
+
+    >>> short_text("gpipe"), short_text([0] * 99)
+    ("'gpipe'", 'a value of type list')
+    """
+    text = repr(item)
+    short = len(text) < 60 and text.isprintable()
+    return text if short else f"a value of type {type(item).__name__}"
 
 
 def as_strategy(
@@ -131,4 +142,8 @@ def as_strategy(
         raise StrategyError.of("strategy", f"it is a string, {strategy!r}", fix)
     if strategy is None:
         return Strategy([Place(where(), devices=(0,))])
+    if not isinstance(strategy, Iterable):
+        fix = "write a list: strategy=[Place(...), Split(...)]"
+        what = f"it is {short_text(strategy)}, and no list of directives"
+        raise StrategyError.of("strategy", what, fix)
     return strategy if isinstance(strategy, Strategy) else Strategy(strategy)

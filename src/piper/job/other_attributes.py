@@ -11,6 +11,7 @@ SCHEDULE = "leave it out: trainer.step includes it, after the optimizer; metrics
 LOOP = "write `for batch in loader: trainer.step(batch)`, which is in training mode"
 WEIGHTS = "trainer.state_dict() has the trained weights on device 0, for model.load_state_dict"
 RATE = "the metrics of a step have it: trainer.step(batch).lr"
+LOG = 'write Trainer(log="tensorboard"), "wandb", "print" or a .csv file, or use what step returns'
 PRETRAINED = "write trainer.export(folder); a Trainer by piper.from_pretrained has it"
 FIXES = {
     "optimizer": STEP,
@@ -45,6 +46,9 @@ FIXES = {
     "load_state": "write trainer.resume(folder)",
     "save_model": "write trainer.export(folder), or trainer.save(folder) for a checkpoint",
     "save_pretrained": PRETRAINED,
+    "log": LOG,
+    "log_dict": LOG,
+    "log_metrics": LOG,
     "lr": RATE,
     "learning_rate": RATE,
     "get_lr": RATE,

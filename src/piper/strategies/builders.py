@@ -14,6 +14,7 @@ from inspect import Parameter, Signature, signature
 from typing import Any, TypeVar, Unpack, cast
 
 from piper.directives import Order, Strategy
+from piper.directives.arguments import Slots
 from piper.errors import StrategyError, no_option, wrong_call
 from piper.strategies import schedules
 from piper.strategies.assembly import assemble
@@ -187,9 +188,11 @@ def from_table(table: Table, dp: Replication = 1, **options: Unpack[PipelineOpti
 
 @naming_options
 def from_orders(
-    orders: Sequence[Order], dp: Replication = 1, **options: Unpack[PipelineOptions]
+    orders: Sequence[Order | Slots] | Order,
+    dp: Replication = 1,
+    **options: Unpack[PipelineOptions],
 ) -> Strategy:
-    """The strategy of your own orders, one for each device of a pipeline, in order.
+    """The strategy of your own orders, or lists of slots, one for each device of a pipeline.
 
     They name passes of stages, `where(PP=0, MB=0, PASS="F")`. Everything else comes from the
     options of a builder: stages, places, replicas, ZeRO and experts.
@@ -199,8 +202,10 @@ def from_orders(
     >>> from_orders([Order(slots)], dp=2) == one_f_one_b(pp=1, microbatches=1, dp=2)
     True
     """
-    built = from_table(table_of_orders(orders), dp, **options)
-    return Strategy(one for one in built if not isinstance(one, Order)) + list(orders)
+    each = [orders] if isinstance(orders, Order) else orders
+    made = [one if isinstance(one, Order) else Order(one) for one in each]
+    built = from_table(table_of_orders(made), dp, **options)
+    return Strategy(one for one in built if not isinstance(one, Order)) + made
 
 
 def one_device_each(

@@ -106,7 +106,9 @@ def action_of(wanted: Filter, split: str) -> Action | None:
 
 def no_action(wanted: Filter, split: str) -> Problem:
     what = f"{wanted} is not one pass of one stage on one microbatch, as a schedule needs"
-    return Problem(what, f'write where(PP=0, {split}=0, PASS="F")')
+    said = {key: one for key, one in wanted.items if isinstance(one, int) or one in tuple(Phase)}
+    stage, part = (said.get(key, 0) for key in ("PP", split))
+    return Problem(what, f'write where(PP={stage}, {split}={part}, PASS="{said.get(PASS, "F")}")')
 
 
 def unplaced(actions: Iterable[Action], homes: dict[int, Device]) -> list[Problem]:

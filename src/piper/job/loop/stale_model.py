@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from piper.job.loop.callers import callers_level, module_of
+from piper.job.loop.idle_optimizers import IdleOptimizers
 from piper.job.loop.several_trainers import begin
 from piper.job.loop.stale_tensors import StaleTensors, clear_all
 from piper.job.loop.waiting_model import WaitingModel
@@ -44,7 +45,7 @@ class StaleModel:
         self.taken = dict(taken)
         self.training = begin(model, loss_fn, taken, self.settle)
         self.waiting = WaitingModel(model)
-        self.tensors = StaleTensors(model, self.tell)
+        self.tensors, self.idle = StaleTensors(model, self.tell), IdleOptimizers(model)
         self.handles = [
             model.register_forward_pre_hook(self), model.register_state_dict_pre_hook(self),
             model.register_load_state_dict_pre_hook(Loading(self.tensors)),
@@ -98,6 +99,7 @@ class StaleModel:
         """The weights of a model that was trained stay old: who was not told yet will be."""
         self.closed = True
         self.waiting.close()
+        self.idle.close()
         if self.told or not self.stepped:
             self.tensors.clear()
             self.remove()

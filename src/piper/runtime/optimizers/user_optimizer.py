@@ -39,10 +39,11 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
     """The user's optimizer of these parameters. An error if it would train others."""
     try:
         optimizer = make(list(named))
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise refused(
             f"it cannot be called with parameters: {error}",
-            "write optimizer=partial(torch.optim.AdamW, lr=3e-4)",
+            "write optimizer=partial(torch.optim.AdamW, lr=3e-4); a function of your own gets "
+            "(name, parameter) pairs",
         ) from error
     except ValueError as error:
         none = chose_none(error, named)

@@ -55,5 +55,6 @@ def refuse_wrong_world(devices: tuple[int, ...]) -> None:
         raise StrategyError.of(
             "strategy",
             f"it uses devices {list(devices)}, but the run has {processes}",
-            f"start it with `piper run SCRIPT -n {count}`{more}",
+            f"start it with `piper run SCRIPT -n {count}`, or in a notebook with "
+            f"piper.launch(fn, {count}){more}",
         )
