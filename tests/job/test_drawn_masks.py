@@ -129,12 +129,12 @@ class LanguageModel(nn.Module):
 def test_how_many_a_drawn_mask_chooses_is_not_known_before(name: str) -> None:
     loss = [*LOSSES.values()][len(name) % 5]
 
-    with pytest.raises(InputError, match="a mask chooses that the model draws"):
+    with pytest.raises(InputError, match="a mean over a mask that the model draws"):
         trained(Masked(name, loss), 2)
 
 
 def test_drawn_labels_are_not_counted() -> None:
     tokens = torch.arange(ROWS * TOKENS).reshape(ROWS, TOKENS) % 9
 
-    with pytest.raises(InputError, match="a mask chooses that the model draws"):
+    with pytest.raises(InputError, match="a mean over a mask that the model draws"):
         rehearse(LanguageModel(), None, [Place(where(), [0]), Split("MB", 2)], [(tokens,)])
