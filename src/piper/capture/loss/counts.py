@@ -1,7 +1,7 @@
 """What a mean divides by, as a function of the tensors of a microbatch that any process can run."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, assert_never
 
@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from piper.capture.fx_nodes import closure, in_order, line
 from piper.capture.fx_nodes import value as value_of
 from piper.capture.kernels.shipping import from_json, to_json
+from piper.capture.loss.counted_sums import make_plain
 from piper.capture.loss.domain import Chosen, Divisor, Labels, PerRow, Total
 from piper.capture.loss.drawn_masks import is_drawn, without_orders
 from piper.capture.torch_private import graph_module
@@ -103,6 +104,7 @@ def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divis
     if isinstance(found, Total) and value_of(found.total).numel() > 1:
         return None
     without_orders(graph)
+    make_plain(graph)
     if is_drawn(graph):
         return None
     return Count(what, _text(root, graph), scale, full, empty)
@@ -111,6 +113,16 @@ def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divis
 def read_by(found: Divisor) -> set[fx.Node]:
     """All nodes that a divisor is computed with."""
     return closure(_ends(found), ())
+
+
+def merged(counts: Iterable[Count]) -> tuple[Count, ...]:
+    """Each once, whatever words there are for it. If nothing counts, any of them may give NaN."""
+    found: dict[tuple[str, str | None], Count] = {}
+    for one in counts:
+        known = found.setdefault((one.graph, one.scale), one)
+        both = replace(known, full=known.full or one.full, empty=known.empty and one.empty)
+        found[one.graph, one.scale] = both
+    return tuple(found.values())
 
 
 def _ends(found: Divisor) -> list[fx.Node]:
@@ -156,6 +168,10 @@ def _scale(root: fx.GraphModule, total: fx.Node, value: fx.Node) -> str:
 
 
 def _text(root: fx.GraphModule, graph: fx.Graph) -> str:
+    """Equal for equal counts, whatever the nodes of the loss were called."""
+    called = (node for node in graph.nodes if node.op == "call_function")
+    for number, node in enumerate(called):
+        node.name = f"value_{number}"
     return to_json(graph_module(root, graph))
 
 

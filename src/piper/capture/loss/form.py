@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from piper.capture import torch_private, tracing_private
 from piper.capture.fx_nodes import arguments, value
 from piper.capture.loss.calls import base_name
-from piper.capture.loss.counts import Count, count_of
+from piper.capture.loss.counts import Count, count_of, merged
 from piper.capture.loss.domain import (
     FIXED,
     MEAN,
@@ -63,6 +63,15 @@ class LossForm:
     def of(self, rows: int | None) -> "LossForm":
         """The same for a microbatch of so many rows: what it counts depends on its size."""
         return next((form for size, form in self.others if size == rows), self)
+
+    @property
+    def count(self) -> Count | None:
+        """What all terms divide by, or by functions of it. None: there is no such thing."""
+        same = len({one.graph for one in self.counts}) == 1 and not self.even
+        if not same or any(other.count is None for _, other in self.others):
+            return None
+        first = self.counts[0]
+        return first if len(self.counts) == 1 else replace(first, scale=None, empty=False)
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -265,7 +274,7 @@ def _form(root: fx.GraphModule, batch: Sequence[fx.Node | None], known: Known) -
             if found is None:
                 return None
             counts.append(found)
-    return LossForm("mean", tuple(dict.fromkeys(counts)), PerRow() in known.over)
+    return LossForm("mean", merged(counts), PerRow() in known.over)
 
 
 def _unproved(traced: Traced) -> LossForm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from itertools import product
 from typing import Any, Literal
 
 from piper.capture import Captured
@@ -36,8 +37,7 @@ class LossReduction:
     @property
     def count(self) -> Count | None:
         """What the weight of a microbatch is, if all of its loss is divided by the same."""
-        alone = self.kind == "mean" and self.weight is None and not self.form.even
-        return self.form.counts[0] if alone and len(self.form.counts) == 1 else None
+        return self.form.count if self.kind == "mean" and self.weight is None else None
 
     def weights(self, batch: Batch, parts: int, sizes: Sizes = ()) -> list[float]:
         """The weight of each microbatch of a batch. `sizes`: their rows, if they differ."""
@@ -50,7 +50,21 @@ class LossReduction:
         found = [self.weight_of(one) for one in batch.parts(parts, sizes)]
         if self.kind == "mean" and not self.may_be_empty:
             refuse_empty(found)
+        self.refuse_different_divisors(found)
         return found
+
+    def refuse_different_divisors(self, totals: Sequence[float]) -> None:
+        """Terms that divide by functions of one count: they must be the count itself."""
+        if self.count is None or len(self.form.counts) == 1:
+            return
+        for one, total in product(self.form.counts, totals):
+            if (other := divisor(one, total)) != total:
+                raise InputError.of(
+                    "batch",
+                    f"a part of the loss divides by {self.count.what}, of which there are "
+                    f"{total:g}, and another part by {other:g} then: no single weight is right",
+                    "divide all parts by the same number",
+                )
 
     def weight_of(self, microbatch: Batch) -> float:
         if self.weight is not None:
@@ -70,6 +84,10 @@ class LossReduction:
     def may_be_empty(self) -> bool:
         """Whether a microbatch in which nothing counts has no gradient, rather than NaN."""
         counts = self.form.counts
+        if self.count is not None and len(counts) > 1:
+            return (
+                False  # what divides by at least 1 may have a numerator, and the others have none
+            )
         alone = self.form.kind == "mean" and not self.form.even and bool(counts)
         return alone and all(one.empty or one.scale is not None for one in counts)
 
@@ -92,6 +110,7 @@ class LossReduction:
         """What the sum of all microbatches is divided by, given the weight of all replicas."""
         if self.kind == "sum":
             return everyone if self.weight is not None else 1.0
+        self.refuse_different_divisors([everyone])
         return everyone if self.count is None else divisor(self.count, everyone)
 
     @property
