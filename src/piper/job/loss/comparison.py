@@ -32,6 +32,7 @@ from piper.job.loss.rows_compared import (
     rows_apart,
     where_rows_meet,
 )
+from piper.job.loss.summed_sizes import rounding_of
 from piper.job.loss.trial_messages import bent, gradients_meet, no_mean, no_mean_over_rows
 
 
@@ -122,6 +123,15 @@ class Comparison:
     def same(self, one: Tensor, other: Tensor) -> bool:
         a, b = one.double().flatten(), other.double().flatten()
         return one.numel() == other.numel() and is_among(a[None], b[None], self.tolerance)
+
+    def adds_up(self, together: Tensor) -> bool:
+        """Whether the loss of the whole is that of its parts, up to rounding of what it sums."""
+        whole = self.whole.loss
+        if self.same(together, whole):
+            return True
+        runs = (seen := self.again(calls=True)).whole, *seen.halves
+        limit = sum(rounding_of(one.calls, one.loss, self.whole.coarsest) for one in runs)
+        return abs(float(together) - float(whole.double())) <= limit
 
     def together(self, reduction: LossReduction, is_whole: bool) -> Tensor | None:
         """The loss of all microbatches, as Piper puts them together.

@@ -197,8 +197,9 @@ def compared(
         return Verdict()  # the user's weights are not for random data
     if together is None and not (found.rows_differ() or found.rows_moved()):
         return Verdict()
-    if together is not None and found.same(together, found.whole.loss):
-        return found.judged_types() or found.judged_backward(reduction, draw.backward)
+    if together is not None and found.adds_up(together):
+        vanishes = not found.same(together, found.whole.loss)  # then gradients say more
+        return found.judged_types() or found.judged_backward(reduction, draw.backward or vanishes)
     seen = found.again(calls=True)
     if not seen.same(seen.whole.loss, found.whole.loss):
         return Verdict(untried="it gives other numbers when it runs again")
