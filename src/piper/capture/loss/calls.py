@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from piper.capture.fx_nodes import arguments, value
-from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Number, Rows
+from piper.capture.loss.domain import FIXED, MIXED, Fixed, Inner, Known, Number, Rows
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,15 @@ class Call:
             grows = self.twin is None or shape(self.twin)[dim] == 2 * size
             if prod(after[:dim]) == outer and size % self.rows == 0 and grows:
                 return Rows(dim, known.over)
+        return self.grouped(outer) if known.over is None else MIXED
+
+    def grouped(self, outer: int) -> Known:
+        """So many groups of all rows, in another shape. Only a twin shows where rows are then."""
+        for dim, size in enumerate(shape(self.node) if self.twin is not None else ()):
+            groups, rest = divmod(outer, prod(shape(self.node)[:dim]))
+            fits = groups and not rest and size % (groups * self.rows) == 0
+            if fits and self.checked(Rows(dim)) != MIXED:
+                return Rows(dim) if groups == 1 else Inner(dim, groups)
         return MIXED
 
 

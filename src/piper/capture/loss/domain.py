@@ -59,6 +59,14 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class Inner:
+    """The same, in so many groups of all rows, one after the other: tokens first, then rows."""
+
+    dim: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """What one row alone gives: the one at this place, or each of them, one after the other."""
 
@@ -108,7 +116,7 @@ class Mixed:
     """Depends on the rows in some other way."""
 
 
-Known = Fixed | Number | Rows | Row | RowNumbers | Size | Reduced | Root | OfTotal | Mixed
+Known = Fixed | Number | Rows | Inner | Row | RowNumbers | Size | Reduced | Root | OfTotal | Mixed
 FIXED, MIXED, SUM, MEAN = Fixed(), Mixed(), Reduced(), Reduced((PerRow(),))
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, fx
 from piper.capture.fx_nodes import value
 from piper.capture.loss import labelled, norms, shapes  # noqa: F401  (they fill RULES)
 from piper.capture.loss.calls import Call, proportional, shape
-from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, Reduced, Row, Rows, Size
+from piper.capture.loss.domain import FIXED, MIXED, Fixed, Inner, Known, Reduced, Row, Rows, Size
+from piper.capture.loss.grouped_rows import as_rows, in_groups
 from piper.capture.loss.rules import RULES, elementwise, is_elementwise, works_along_rows
 from piper.capture.torch_private import VALUE_WANTED, OpOverload, is_mutable, is_real, pytree
 
@@ -86,6 +87,10 @@ def _result(call: Call, lenient: bool, guessed: set[fx.Node]) -> Known:
         return FIXED if all(one == FIXED for one in inputs) else MIXED
     if MIXED in inputs:
         return MIXED
+    if any(isinstance(one, Inner) for one in inputs):
+        found = in_groups(call)
+        guess = lenient and found == MIXED
+        return _likely_rows(call, [as_rows(one) for one in inputs]) if guess else found
     if (row := _one_row(call, inputs)) is not None:
         return row
     found = _by_rule(call)
@@ -177,7 +182,9 @@ def twins_of(one: fx.Graph, two: fx.Graph, rows: int) -> dict[fx.Node, fx.Node] 
     for graph in (one, two):
         merge_equal(graph)
     found = paired(one, two)
-    return paired(one, without_copies(two)) if found is None and rows == 1 else found
+    if found is not None or rows > 1:
+        return found
+    return paired(without_copies(one), without_copies(two))
 
 
 def without_copies(graph: fx.Graph) -> fx.Graph:
@@ -185,8 +192,11 @@ def without_copies(graph: fx.Graph) -> fx.Graph:
     for node in graph.find_nodes(op="call_function", target=aten.clone.default):
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
-    for node in graph.find_nodes(op="call_function", target=aten._unsafe_view.default):
-        node.target = aten.view.default
+    for view in (aten.view.default, aten._unsafe_view.default):
+        for node in graph.find_nodes(op="call_function", target=view):
+            node.target = aten.reshape.default  # which copies where it has to
+    merge_equal(graph)
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     return graph
 
 

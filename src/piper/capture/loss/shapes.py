@@ -201,7 +201,8 @@ def indexed(call: Call) -> Known:
         return by_numbers(call, source, indices, first.mask)
     if isinstance(source, Rows) and isinstance(first, RowNumbers) and source.dim == 0:
         rest = all(one == FIXED or one == Rows(0) for one in known[1:])
-        return call.checked(Rows(0)) if rest and source == Rows(0) else MIXED
+        alone = source == Rows(0) and shape(call.given["self"])[0] == call.rows
+        return call.checked(Rows(0)) if rest and alone else MIXED
     if source == first == Rows(0) and len(indices) == 1:
         return chosen(call, indices[0])
     return MIXED
