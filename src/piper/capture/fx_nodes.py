@@ -1,10 +1,12 @@
-"""Queries on the nodes of a traced graph, and how to add a node."""
+"""Queries on the nodes of a traced graph, how to add a node, and what a trace says of each."""
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental import proxy_tensor
 
 from piper.capture.torch_private import (
     LINE,
@@ -128,3 +130,23 @@ def closure(roots: Iterable[fx.Node], stop: Container[fx.Node]) -> set[fx.Node]:
 def in_order(graph: fx.Graph, nodes: Iterable[fx.Node]) -> list[fx.Node]:
     wanted = set(nodes)
     return [node for node in graph.nodes if node in wanted]
+
+
+@contextmanager
+def values_described_once() -> Iterator[None]:
+    """While this is open, nodes of traces have a `val`, and nothing else that says the same.
+
+    torch would describe each tensor once more, in words for older code. It takes longer than `val`.
+    """
+    original = proxy_tensor.set_meta
+    proxy_tensor.set_meta = _set_value
+    try:
+        yield
+    finally:
+        proxy_tensor.set_meta = original
+
+
+def _set_value(proxy: fx.Proxy, found: Any) -> fx.Proxy:
+    is_input = proxy.node.op == "placeholder"
+    proxy.node.meta["val"] = proxy_tensor.extract_val(found, include_real=is_input)
+    return proxy

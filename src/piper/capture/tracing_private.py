@@ -30,6 +30,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 from piper.capture import autograd_refusals, complex_writes
+from piper.capture.fx_nodes import values_described_once
 from piper.capture.hidden_writes import Families
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
@@ -128,7 +129,13 @@ def _tracing(gradients: bool = True) -> Iterator[None]:
     # torch keeps a list of operators, and when a trace begins clears for each what it never keeps
     reset_cached_ops()
     grad = torch.set_grad_enabled(gradients)
-    with _use_lazy_graph_module(True), _modules_unpatched(), traceback.preserve_node_meta(), grad:
+    with (
+        _use_lazy_graph_module(True),
+        _modules_unpatched(),
+        values_described_once(),
+        traceback.preserve_node_meta(),
+        grad,
+    ):
         yield
 
 
