@@ -8,7 +8,9 @@ from enum import IntEnum
 import torch
 from torch import Generator, Tensor
 
+from piper.capture.trace.trials.comparisons import Comparisons
 from piper.job.batch.batch import Batch
+from piper.job.batch.compared_values import beside
 from piper.job.batch.random_batches import drawn, like_columns, rows_of
 
 SCALES = torch.tensor([-100.0, -8.0, 0.01, 1.0, 8.0, 100.0], dtype=torch.float64)
@@ -27,13 +29,16 @@ class Variety(IntEnum):
     FREE = 4  # also masks with holes, and integers from 0 on
     WIDE = 5  # also numbers of other sizes and signs
     APART = 6  # only the second microbatch has any of these: a guard may hold in one of them
+    COMPARED = 7  # values on both sides of those that the model compares with
 
 
-def pairs_like(one: Batch, rows: int, most: Variety, seed: int) -> Iterator[Batch]:
+def pairs_like(
+    one: Batch, rows: int, most: Variety, seed: int, comparisons: Comparisons
+) -> Iterator[Batch]:
     """Twice so many rows, at random: the most various ones first, each once."""
     before: list[Batch] = []
     for variety in range(most, -1, -1):
-        pair = two_like(one, rows, Variety(variety), seed)
+        pair = two_like(one, rows, Variety(variety), seed, comparisons)
         if not any(same(pair, other) for other in before):
             before.append(pair)
             yield pair
@@ -43,7 +48,7 @@ def same(one: Batch, other: Batch) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.tensors, other.tensors, strict=True))
 
 
-def two_like(one: Batch, rows: int, variety: Variety, seed: int) -> Batch:
+def two_like(one: Batch, rows: int, variety: Variety, seed: int, comparisons: Comparisons) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     if variety <= Variety.COLUMNS:
         nearest = like_columns if variety == Variety.COLUMNS else rows_of
@@ -51,6 +56,8 @@ def two_like(one: Batch, rows: int, variety: Variety, seed: int) -> Batch:
 
     def draw(seen: Tensor) -> Tensor:
         seen, shape = seen.detach().cpu(), (2 * rows, *seen.shape[1:])
+        if variety == Variety.COMPARED and not is_mask(seen):
+            return beside(seen, shape, comparisons, generator)
         if variety != Variety.APART:
             return random_like(seen, shape, variety, generator)
         first = random_like(seen, shape, Variety.SEEN, generator)

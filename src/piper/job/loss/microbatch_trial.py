@@ -11,6 +11,7 @@ from torch import Tensor
 
 from piper.capture import Captured
 from piper.capture.python_state.function_caches import forgetting
+from piper.capture.trace.trials.comparisons import Comparisons
 from piper.capture.trace.trials.trial_draws import Kind
 from piper.capture.trace.trials.trial_run import TrialRuns
 from piper.errors import InputError
@@ -141,6 +142,7 @@ def draws_of(size: TrialSize, captured: Captured, times: int) -> list[Draw]:
         Draw(1, Variety.WIDE, (Kind.EXTREME_ROWS,), others=others),
         Draw(2, Variety.APART, ()),
         Draw(3, Variety.FREE, every, times, True, others, EXTREME),
+        *[Draw(4 + k, Variety.COMPARED, ()) for k in range(1 + size.is_tiny)],
     ]
 
 
@@ -153,6 +155,8 @@ def once(
     draw: Draw,
 ) -> Verdict:
     """A trial on one pair of random microbatches."""
+    if draw.variety == Variety.COMPARED and runs.comparisons == Comparisons():
+        return Verdict()
     made = parts_and_whole(runs, size, one, reduction, draw)
     if isinstance(made, str):
         return Verdict(untried=made)
@@ -212,7 +216,7 @@ def parts_and_whole(
     """Both microbatches and the whole, in float64 if the model runs in it, and the loss of both
     together. Otherwise, why not."""
     why = ""
-    like = size.cut(one), size.rows, draw.variety, draw.seed
+    like = size.cut(one), size.rows, draw.variety, draw.seed, runs.comparisons
     for dtype, pair in ((t, pair) for t in (torch.float64, None) for pair in pairs_like(*like)):
         try:
             made = Comparison.of(runs, pair, draw.times, dtype, False, draw.backward, draw.others)

@@ -25,6 +25,7 @@ from piper.capture.torch_private import (
 )
 from piper.capture.trace.arguments.call_arguments import flatten, own_loss, split
 from piper.capture.trace.model_copy import run_with
+from piper.capture.trace.trials.comparisons import Comparisons
 from piper.capture.trace.trials.trial_copy import TrialCopy
 from piper.capture.trace.trials.trial_draws import DRAWS, Drawn, Numbers, SameNumbers
 
@@ -69,6 +70,7 @@ class TrialRuns:
     initial: Callable[[str], Tensor]  # the first value of a parameter or buffer, by name
     converted: dict[torch.dtype | None, dict[str, Tensor]] = field(default_factory=dict)
     copies: dict[torch.dtype | None, TrialCopy] = field(default_factory=dict)
+    comparisons: Comparisons = field(default_factory=Comparisons)
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
@@ -124,6 +126,7 @@ class TrialRuns:
     ) -> Trial:
         copy = self.copies.pop(dtype, None) or TrialCopy.of(self.model, self.loss_fn, dtype)
         types, seen = SameDraws(dtype, sizes, numbers or SameNumbers()), Calls(calls)
+        types.comparisons = self.comparisons
         with copy.alone(), types, others or nullcontext(), seen, functions_as(types.apply):
             found = _called(copy.view, copy.loss_fn, state, arguments, types, seen)
         if copy.is_as_before():
@@ -203,6 +206,7 @@ class SameDraws(TorchDispatchMode):
         self.rounded = dict[torch.dtype, str]()
         self.kept, self.sizes = sizes, list[CallSizes]()
         self.made_by = dict[int, int]()  # the call that made a storage
+        self.comparisons = Comparisons()
 
     def apply(self, function: type, *args: Any) -> Any:
         if function is CheckpointFunction:
@@ -218,6 +222,7 @@ class SameDraws(TorchDispatchMode):
                 self.rounded[coarse] = current_line()
             kwargs["dtype"] = self.dtype or coarse  # rounding would hide what differs
         name, found = func.overloadpacket.__name__, func(*args, **kwargs)
+        self.comparisons.see(func, args, kwargs)
         if self.kept:
             self._write_down(func, (args, kwargs), found)
         if is_custom(func):
