@@ -27,13 +27,13 @@ style: $(READY)
 	$(BIN)/ruff format --check src tests examples bench
 
 # Three groups at once, with one cache of captured regions, which is empty at first.
-# Tests with several processes mostly wait for each other. The other two groups and the type checker
+# Tests with several processes, and with a browser, mostly wait. The other two groups and the type checker
 # run at a lower priority, so that they do not delay the first, and print their output at the end.
 # `CI` is set everywhere, since torch and hypothesis look at it: what passes here passes there.
 # Bytecode is written, whatever the environment says: many processes import the same files.
 BESIDE = nice -n 10 $(BIN)
 ALONE = $(BESIDE)/pytest -m 'not processes and not soak'
-SECOND = tests/runtime tests/job
+SECOND = tests/job tests/models tests/cli tests/docs
 WORKERS = $(shell grep -lrE --include='test_*.py' 'run_on|processes' tests)
 
 test: export PYTHONDONTWRITEBYTECODE =
