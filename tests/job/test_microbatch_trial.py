@@ -232,9 +232,7 @@ def test_a_microbatch_without_labels_is_no_reason_to_try_nothing(
     with pytest.raises(InputError, match="weight 0") if empty == 8 else nullcontext():
         rehearse(model, F.cross_entropy, strategy, [(ids, labels)], optimizer=SGD)
 
-    meets = "rows of the batch meet at test_microbatch_trial.py" in warned.text
-    nothing = "no trial of microbatches against a whole batch (all microbatches" in warned.text
-    assert (meets, nothing) == (empty < 8, empty == 8)
+    assert "rows of the batch meet at test_microbatch_trial.py" in warned.text
 
 
 def test_a_model_that_takes_too_long_is_not_tried(

@@ -9,7 +9,7 @@ from piper.capture.fx_nodes import closure, in_order, line, value
 from piper.capture.loss.calls import Call, base_name
 from piper.capture.loss.domain import FIXED, MIXED, Reduced, Root, Rows
 from piper.capture.loss.proof import batch_rows, followed
-from piper.capture.loss.rules import works_along_rows
+from piper.capture.loss.rules import pairs_rows, works_along_rows
 from piper.capture.trace.forward import Traced
 
 
@@ -38,6 +38,8 @@ def meeting_rows(traced: Traced) -> str:
 
 def _cause(call: Call) -> fx.Node | None:
     """The operation over several rows whose result is used for rows here."""
+    if pairs_rows(call):
+        return call.node
     if not _is_floating(call.node):
         return None
     if (found := _norm_in_use(call)) is not None or not value(call.node).dim():

@@ -7,12 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from piper.capture.fx_nodes import value
+from piper.capture.fx_nodes import closure, value
 from piper.capture.loss import drawn_rows, labelled, norms, shapes  # noqa: F401  (fill RULES)
 from piper.capture.loss.calls import Call, proportional, shape
 from piper.capture.loss.domain import FIXED, MIXED, Fixed, Inner, Known, Reduced, Row, Rows, Size
 from piper.capture.loss.grouped_rows import as_rows, in_groups
-from piper.capture.loss.rules import RULES, elementwise, is_elementwise, works_along_rows
+from piper.capture.loss.rules import (
+    RULES,
+    elementwise,
+    is_elementwise,
+    pairs_rows,
+    works_along_rows,
+)
 from piper.capture.torch_private import VALUE_WANTED, OpOverload, is_mutable, is_real, pytree
 
 aten = torch.ops.aten
@@ -37,12 +43,12 @@ def followed(
     """
     known: dict[fx.Node, Known] = {}
     own: set[fx.Node] = set()
+    guesses = set[fx.Node]() if guessed is None else guessed
     for node in graph.nodes:
         if node.op == "placeholder":
             known[node] = given.get(node, FIXED)
         elif node.op == "call_function":
             twin = twins[node] if twins is not None else None
-            guesses = set[fx.Node]() if guessed is None else guessed
             call = Call(node, twin, known, rows, frozenset(own))
             try:
                 known[node] = _result(call, model, guesses)
@@ -95,6 +101,8 @@ def _result(call: Call, lenient: bool, guessed: set[fx.Node]) -> Known:
         return row
     found = _by_rule(call)
     if found == MIXED and lenient and not any(isinstance(one, Reduced) for one in inputs):
+        if pairs_rows(call) and guessed.isdisjoint(closure([node], stop=())):
+            return MIXED
         fixed = all(one == FIXED for one in inputs) and not _grows(call) and not call.is_scaled
         found = FIXED if fixed else _likely_rows(call, inputs)
         guessed.update([node] if isinstance(found, Rows) and not _stays(call, found) else ())

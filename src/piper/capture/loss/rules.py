@@ -216,6 +216,14 @@ def works_along_rows(call: Call) -> bool:
     return isinstance(first, Rows) and dims is not None and first.dim in dims
 
 
+def pairs_rows(call: Call) -> bool:
+    """Each row beside each other one, as in `q[:, None] == q[None]`."""
+    if not is_elementwise(call.node):
+        return False
+    rows = ((shape(one), call.known[one]) for one in call.node.all_input_nodes)
+    return len({len(sizes) - one.dim for sizes, one in rows if isinstance(one, Rows)}) > 1
+
+
 def is_elementwise(node: fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ()) or base_name(node) in _ALSO
 

@@ -26,10 +26,12 @@ class Variety(IntEnum):
     COLUMNS = 1  # integers of each column from its own range, as those of a table are
     SEEN = 2  # from the range of all columns
     VARIED = 3  # also integers of which the example has only one
-    FREE = 4  # also masks with holes, and integers from 0 on
+    FREE = 4  # also masks with holes, and integers from 0 on, some of them in both microbatches
     WIDE = 5  # also numbers of other sizes and signs
     APART = 6  # only the second microbatch has any of these: a guard may hold in one of them
     COMPARED = 7  # values on both sides of those that the model compares with
+    ALIKE = 8  # the second microbatch has one row of the first, again and again
+    EQUAL = 9  # all rows of both are one
 
 
 def pairs_like(
@@ -58,12 +60,32 @@ def two_like(one: Batch, rows: int, variety: Variety, seed: int, comparisons: Co
         seen, shape = seen.detach().cpu(), (2 * rows, *seen.shape[1:])
         if variety == Variety.COMPARED and not is_mask(seen):
             return beside(seen, shape, comparisons, generator)
+        if variety == Variety.FREE:
+            return with_equal(random_like(seen, shape, variety, generator))
+        if variety >= Variety.ALIKE:
+            first = random_like(seen, shape, Variety.VARIED, generator)[:rows]
+            alike = first[:1].expand_as(first)
+            return torch.cat([first if variety == Variety.ALIKE else alike, alike])
         if variety != Variety.APART:
             return random_like(seen, shape, variety, generator)
         first = random_like(seen, shape, Variety.SEEN, generator)
         return torch.cat([first[:rows], random_like(seen, shape, variety, generator)[rows:]])
 
     return one.change_rows(draw).map(lambda tensor: tensor.cpu())
+
+
+def with_equal(found: Tensor) -> Tensor:
+    """Every other integer of the second microbatch is one of the first: rows may belong together
+    that have the same label, or are of one user or query, and random ones hardly ever do.
+
+    >>> with_equal(torch.tensor([10, 20, 30, 40, 50, 60])).tolist()
+    [10, 20, 30, 30, 50, 20]
+    """
+    if found.is_floating_point() or found.is_complex() or found.dtype is torch.bool:
+        return found
+    first, second = found.chunk(2)
+    again = torch.arange(len(found) // 2).view(-1, *[1] * (found.dim() - 1)) % 2 == 0
+    return torch.cat([first, torch.where(again, first.roll(1, 0), second)])
 
 
 def random_like(

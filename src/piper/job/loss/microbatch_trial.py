@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -129,7 +129,17 @@ def tried(
         once(runs, one, size, reduction, said, draw) for draw in draws_of(size, captured, most)
     )
     done = Verdict(times=most if size.is_whole and not said else None)
-    return next((verdict for verdict in found if verdict != Verdict()), done)
+    return shown_by(found, done)
+
+
+def shown_by(trials: Iterable[Verdict], done: Verdict) -> Verdict:
+    """The first that shows something. Some data may have no weight, and other data show it all."""
+    untried = ""
+    for one in trials:
+        if one.warnings or (one != Verdict() and not one.untried):
+            return one
+        untried = one.untried or untried
+    return Verdict(untried=untried) if untried else done
 
 
 def draws_of(size: TrialSize, captured: Captured, times: int) -> list[Draw]:
@@ -141,6 +151,7 @@ def draws_of(size: TrialSize, captured: Captured, times: int) -> list[Draw]:
         Draw(0, Variety.VARIED, (Kind.EXTREME,)),
         Draw(1, Variety.WIDE, (Kind.EXTREME_ROWS,), others=others),
         Draw(2, Variety.APART, ()),
+        *[Draw(2, variety, ()) for variety in (Variety.ALIKE, Variety.EQUAL)],
         Draw(3, Variety.FREE, every, times, True, others, EXTREME),
         *[Draw(4 + k, Variety.COMPARED, ()) for k in range(1 + size.is_tiny)],
     ]
