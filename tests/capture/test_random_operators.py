@@ -70,6 +70,12 @@ FUNCTIONS: dict[str, Function] = {
     "gumbel": F.gumbel_softmax,
     "hard gumbel": lambda x: F.gumbel_softmax(x, hard=True),
     "distribution": lambda x: torch.distributions.Normal(x, x.abs() + 1).rsample(),
+    "a sample": lambda x: x * torch.distributions.Normal(x, x.abs() + 1).sample(),
+    "samples": lambda x: x + torch.distributions.Normal(0.5, 2.0).sample(x.shape).to(x.dtype),
+    "normal": lambda x: x * torch.normal(x.detach(), x.detach().abs() + 1),
+    "normal, one mean": lambda x: x + torch.normal(0.5, x.detach().abs() + 1),
+    "normal, one deviation": lambda x: x + torch.normal(x.detach(), 0.3),
+    "normal, a size": lambda x: x + torch.normal(1.0, 2.0, x.shape, dtype=x.dtype),
     "randint": lambda x: x * torch.randint(-2, 5, x.shape),
     "randint_like": lambda x: x * torch.randint_like(x, 2, 5),
     "multinomial": lambda x: x.gather(1, torch.multinomial(x.softmax(1), 3)).mean(1, True) * x,
@@ -189,6 +195,27 @@ def test_numbers_are_distributed_as_they_should_be() -> None:
         torch.testing.assert_close(shares, weights[0], atol=0.015, rtol=0)
     order = ops.RANDPERM(seed, seed, 1, 100, torch.int64)
     assert sorted(order.tolist()) == list(range(100)) != order.tolist()
+
+
+NORMAL: dict[str, Function] = {
+    "normal": lambda like: torch.normal(torch.full_like(like, 3.0), torch.full_like(like, 2.0)),
+    "one mean": lambda like: torch.normal(3.0, torch.full_like(like, 2.0)),
+    "a size": lambda like: torch.normal(3.0, 2.0, like.shape, dtype=like.dtype),
+    "sample": lambda like: torch.distributions.Normal(torch.full_like(like, 3.0), 2.0).sample(),
+}
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("name", NORMAL)
+def test_normal_numbers_have_their_mean_and_deviation(name: str, power: int) -> None:
+    batch = torch.zeros(2000, 10), torch.zeros(2000, 10)
+
+    def loss(output: Tensor, _: Tensor) -> Tensor:
+        return (NORMAL[name](output.detach()) - 3).pow(power).mean() + 0 * output.mean()
+
+    found = rehearse(nn.Linear(10, 10), loss, [Place(where(), [0])], [batch])
+
+    assert found.losses[0] == pytest.approx([0, 4][power - 1], abs=0.1)
 
 
 def captured(function: Function) -> Any:

@@ -11,6 +11,7 @@ from piper.capture.source_lines import current_line
 from piper.capture.torch_private import is_real
 from piper.capture.trace.replaced.equal_masks import EqualMasks
 from piper.capture.trace.replaced.losses import ctc, gaussian
+from piper.capture.trace.replaced.normal_numbers import normal
 from piper.capture.trace.replaced.numbers import formatted
 from piper.capture.trace.replaced.recurrent import lstm, recurrent
 from piper.capture.trace.replaced.statistics import (
@@ -74,6 +75,7 @@ IN_PROOFS: dict[str, Callable[..., Any]] = {  # rules know the rest
     "corrcoef": correlation,
     "combinations": choices,
     "linalg_lstsq": least_squares,
+    "normal": normal,
 }
 REPLACED: dict[str, Callable[..., Any]] = {
     **IN_PROOFS,
