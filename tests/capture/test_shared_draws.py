@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from draws import draws
+from draws import draws, every
 from small_training import TWO
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -76,4 +76,34 @@ def test_every_strategy_draws_numbers_without_rows_once() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("noise", BOTH.values(), ids=BOTH)
 def test_every_strategy_draws_numbers_without_rows_once_for_one_kind(noise: Noise) -> None:
+    assert_independent_of_strategy(noise)
+
+
+EACH: dict[str, Noise] = {
+    "one number": lambda x, w: torch.stack([row * torch.rand([]) for row in x]),
+    "an element": lambda x, w: torch.stack([row * torch.rand(1) for row in x]),
+    "as long as a row": lambda x, w: torch.stack([row + torch.randn(WIDTH) for row in x]),
+    "beside dropped weights": lambda x, w: (
+        torch.stack([row + torch.randn([]) for row in x]) + F.dropout(w, 0.5).sum(0) * 0
+    ),
+}
+
+
+@pytest.mark.parametrize("parts", [2, ROWS])
+@pytest.mark.parametrize("noise", every(2, EACH.values(), EACH))
+def test_numbers_that_a_loop_draws_for_each_row_differ_in_all_microbatches(
+    noise: Noise, parts: int
+) -> None:
+    rows = torch.ones(ROWS, WIDTH, dtype=torch.float64)
+    strategy = [Place(where(), [0]), Split("MB", parts)]
+
+    found = rehearse(Noisy(noise), F.mse_loss, strategy, [(rows, rows)])
+
+    assert len({*found.parts[0].values()}) == parts
+
+
+def test_weights_that_are_dropped_beside_a_loop_are_the_same_for_all_rows() -> None:
+    def noise(x: Tensor, w: Tensor) -> Tensor:
+        return x @ F.dropout(w, 0.5) + 0 * torch.stack([row * torch.rand([]) for row in x])
+
     assert_independent_of_strategy(noise)

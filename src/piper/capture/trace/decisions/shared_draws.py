@@ -5,12 +5,12 @@ ones. Sizes alone do not say which these are: a tensor of [tokens] may have as m
 batch has rows. So the model is traced with another number of rows.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch import Tensor, fx
 
-from piper.capture.fx_nodes import value
+from piper.capture.fx_nodes import line, value
 from piper.capture.torch_private import fake_errors_unlogged, pytree
 
 ONCE = "piper_once"  # in the meta of random nodes: the same numbers for all rows of a step
@@ -25,28 +25,41 @@ def mark_shared(
 ) -> None:
     """Mark the draws that all rows share. `other_rows` traces with another number of rows."""
     drawn = draws(root.graph)
-    for node in drawn:
-        if not sizes(node):
-            node.meta[ONCE] = True
     follow = depending(root.graph, batch)
     if not any(may_be_shared(node, follow, rows) for node in drawn):
         return
     try:
         with fake_errors_unlogged():
-            others = draws(other_rows().graph)
+            others = by_line(draws(other_rows().graph))
     except Exception:  # the model takes only one number of rows
+        mark(node for node in drawn if not sizes(node))
         return
-    if [node.target for node in drawn] == [node.target for node in others]:
-        for node, other in zip(drawn, others, strict=True):
-            if sizes(node) == sizes(other):
-                node.meta[ONCE] = True
+    for place, nodes in by_line(drawn).items():
+        alike = others.get(place, [])
+        if len(nodes) == len(alike):  # else it is a loop over rows
+            pairs = zip(nodes, alike, strict=True)
+            mark(node for node, other in pairs if sizes(node) == sizes(other))
+
+
+def mark(nodes: Iterable[fx.Node]) -> None:
+    for node in nodes:
+        node.meta[ONCE] = True
+
+
+def by_line(nodes: Iterable[fx.Node]) -> dict[tuple[str, str], list[fx.Node]]:
+    """Draws of the same kind on the same line of the model, in order."""
+    found: dict[tuple[str, str], list[fx.Node]] = {}
+    for node in nodes:
+        found.setdefault((line(node), str(node.target)), []).append(node)
+    return found
 
 
 def may_be_shared(node: fx.Node, follow: Collection[fx.Node], rows: int) -> bool:
-    """Whether it takes another trace to know. Most draws follow the batch, and have its rows."""
-    return bool(sizes(node)) and not (
-        node in follow and any(has_rows(s, rows) for s in sizes(node))
-    )
+    """Whether it takes another trace to know. Most draws follow the batch, and have its rows.
+
+    A single number may be drawn for all rows, or for each of them in a loop.
+    """
+    return not (node in follow and any(has_rows(s, rows) for s in sizes(node)))
 
 
 def has_rows(size: str, rows: int) -> bool:
