@@ -9,6 +9,7 @@ from torch import Tensor
 from piper.capture import refusals
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import is_real
+from piper.capture.trace.replaced.diagonals import fill_diagonal
 from piper.capture.trace.replaced.equal_masks import EqualMasks
 from piper.capture.trace.replaced.losses import ctc, gaussian
 from piper.capture.trace.replaced.normal_numbers import normal
@@ -76,6 +77,7 @@ IN_PROOFS: dict[str, Callable[..., Any]] = {  # rules know the rest
     "combinations": choices,
     "linalg_lstsq": least_squares,
     "normal": normal,
+    "fill_diagonal_": fill_diagonal,
 }
 REPLACED: dict[str, Callable[..., Any]] = {
     **IN_PROOFS,
