@@ -239,7 +239,8 @@ def test_tensors_that_the_model_does_not_know() -> None:
     assert refusal(forward) == (
         "line 2: the loss or the model uses a parameter that is not one of the model, so nothing "
         "would train it\n"
-        "  fix: make it a parameter of the model: put a loss with its own parameters into the "
+        "  fix: if nothing shall train it, as a teacher, write teacher.requires_grad_(False); "
+        "otherwise make it a parameter of the model: put a loss with its own parameters into the "
         "model, give the labels to the model, too, and return the loss (loss_fn=None)"
     )
 

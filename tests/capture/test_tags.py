@@ -1,6 +1,7 @@
 """Marks on a model: by hand or by module path, and none of them outside of capture."""
 
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from capture.interpreter import assert_parity
 from torch import Tensor, nn
 
 from piper.capture import annotate, capture, tag
+from piper.errors import CaptureError
 
 
 class Net(nn.Module):
@@ -127,3 +129,19 @@ def test_a_capture_that_fails_leaves_no_marks_for_the_next(inside: bool) -> None
         capture(Failing(inside), None, example)
 
     assert [region.id for region in capture(model, None, example).model.regions] == before
+
+
+@pytest.mark.parametrize("groups", ["0", ["0", "1"], [["0"], "1"]])
+def test_a_path_in_place_of_a_list_is_refused_once(groups: Any) -> None:
+    with pytest.raises(CaptureError, match=r'write \[\["[01]"\]') as refused:
+        tag(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), "PP", groups)
+    assert len(refused.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda: annotate(PP=0), lambda: annotate("PP=0"), lambda: annotate("PP", PP=0), annotate],
+)
+def test_a_region_is_not_named_like_a_filter(wrong: Any) -> None:
+    with pytest.raises(CaptureError, match=r'write annotate\("PP"\).*annotate\("PP", 0\)'):
+        wrong()

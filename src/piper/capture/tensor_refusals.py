@@ -34,6 +34,7 @@ def foreign_parameter(node: fx.Node) -> CaptureError:
         line(node),
         "the loss or the model uses a parameter that is not one of the model, so nothing would "
         "train it",
+        "if nothing shall train it, as a teacher, write teacher.requires_grad_(False); otherwise "
         "make it a parameter of the model: put a loss with its own parameters into the model, give "
         "the labels to the model, too, and return the loss (loss_fn=None)",
     )

@@ -40,15 +40,28 @@ class Recording:
 _recording: Recording | None = None
 
 
-def annotate(name: str, index: int | None = None) -> AbstractContextManager[None]:
+def annotate(
+    name: str = "", index: int | None = None, **other: int
+) -> AbstractContextManager[None]:
     """Make what runs inside one region: `with annotate("PP"): ...`.
 
     Every block gets the next number of its name, in the order of the captured graph. Blocks with
     the same explicit `index` are one region. Blocks nest. Does nothing outside `capture`.
     """
+    if not name.isidentifier() or other:
+        raise wrong_name(name, other)
     if _recording is None:
         return nullcontext()
     return _marked(_recording, name, index)
+
+
+def wrong_name(name: str, other: dict[str, int]) -> CaptureError:
+    """As filters are written: `annotate(PP=0)`, `annotate("PP=0")`."""
+    said = [*other.items(), tuple(name.split("=")), ("PP", 0)]
+    key, index = next(one for one in said if len(one) == 2)
+    wrote = ", ".join([repr(name)] * bool(name) + [f"{k}={v}" for k, v in other.items()])
+    fix = f'write annotate("{key}"), which gets the next number, or annotate("{key}", {index})'
+    return CaptureError.of(f"annotate({wrote})", "it takes a name, and then a number", fix)
 
 
 @contextmanager

@@ -20,6 +20,11 @@ def tag(model: nn.Module, name: str, groups: Sequence[Sequence[str]]) -> None:
     If a module is called several times and is in several groups, its calls go to these in turn.
     Only remembers the paths: the model runs as before, and `capture` looks them up.
     """
+    if isinstance(groups, str) or any(isinstance(group, str) for group in groups):
+        paths = [groups] if isinstance(groups, str) else groups
+        text = f'[["{next(one for one in paths if isinstance(one, str))}"], ...]'
+        what, fix = "a group is a list of paths of modules, and not one path", f"write {text}"
+        raise CaptureError.of(f'tag("{name}")', what, fix)
     known = [path for path, _ in model.named_modules() if path]
     unknown = [path for group in groups for path in group if path not in known]
     if unknown:

@@ -112,8 +112,8 @@ class ModelWrites:
 
 def ignored_write(names: str) -> str:
     return (
-        f"{names} of the model was written, with values that it had before: training does not see "
-        "that, and goes on with its own. To start again from them, make a new Trainer or use "
+        f"a write to {names} of the model, with values that it had before, is not seen: training "
+        "goes on with its own. To start again from them, make a new Trainer or use "
         "trainer.resume(...); reset a state by an argument of the batch"
     )
 
