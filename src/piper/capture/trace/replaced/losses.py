@@ -17,6 +17,7 @@ def ctc(
     if single:
         log_probs, targets = log_probs.unsqueeze(1), targets.unsqueeze(0)
     inputs, lengths = (lengths_of(one, log_probs.device) for one in (input_lengths, target_lengths))
+    refuse_other_rows(log_probs, inputs, lengths, *([targets] if targets.dim() == 2 else []))
     losses = CTC(log_probs, targets, inputs, lengths, blank, zero_infinity)
     if zero_infinity:
         losses = torch.where(losses.isinf(), torch.zeros_like(losses), losses)
@@ -25,6 +26,14 @@ def ctc(
     if reduction in ("sum", 2):
         return losses.sum()
     return losses[0] if single else losses
+
+
+def refuse_other_rows(log_probs: Tensor, *others: Tensor) -> None:
+    """As torch does. A run with other sizes shows by this which tensors have the rows."""
+    sizes = [log_probs.shape[1], *(one.shape[0] for one in others)]
+    known = {size for size in sizes if isinstance(size, int)}
+    if len(known) > 1:
+        raise RuntimeError(f"ctc_loss has log_probs, targets and lengths of {sizes} rows")
 
 
 def lengths_of(given: Any, device: torch.device) -> Tensor:
