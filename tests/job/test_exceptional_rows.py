@@ -94,7 +94,7 @@ FORMS = {f"{a}, {b}": (m, f) for a, m in MEETING.items() for b, f in LASTS.items
 CLEAN = {f"{a}, {b}": (m, f) for a, m in APART.items() for b, f in LASTS.items()}
 
 
-@pytest.mark.parametrize(("mix", "last"), every(7, FORMS.values(), FORMS))
+@pytest.mark.parametrize(("mix", "last"), every(13, FORMS.values(), FORMS))
 def test_exceptional_rows_that_meet_get_a_warning(
     mix: Mix, last: Mix, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -103,7 +103,7 @@ def test_exceptional_rows_that_meet_get_a_warning(
     assert "rows of the batch meet at test_exceptional_rows.py" in said
 
 
-@pytest.mark.parametrize(("mix", "last"), every(3, CLEAN.values(), CLEAN))
+@pytest.mark.parametrize(("mix", "last"), every(7, CLEAN.values(), CLEAN))
 def test_exceptional_rows_that_stay_apart_are_left_in_peace(
     mix: Mix, last: Mix, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -87,7 +87,7 @@ def warnings_of(mix: Mix, caplog: pytest.LogCaptureFixture) -> list[str]:
 BOTH = {f"{a}, {b}": (m, f) for a, m in MASKS.items() for b, f in MEETING.items()}
 
 
-@pytest.mark.parametrize(("mask", "chosen"), every(11, BOTH.values(), BOTH))
+@pytest.mark.parametrize(("mask", "chosen"), every(21, BOTH.values(), BOTH))
 def test_rows_that_meet_in_a_drawn_mask_get_a_warning(
     mask: Mix, chosen: Chosen, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -96,7 +96,7 @@ def test_rows_that_meet_in_a_drawn_mask_get_a_warning(
     assert "rows of the batch meet at test_mixed_draws.py" in said
 
 
-@pytest.mark.parametrize("mix", every(4, APART.values(), APART))
+@pytest.mark.parametrize("mix", every(6, APART.values(), APART))
 def test_rows_with_draws_of_their_own_are_left_in_peace(
     mix: Mix, caplog: pytest.LogCaptureFixture
 ) -> None:
