@@ -39,6 +39,9 @@ LOSSES: dict[str, tuple[str, Loss]] = {
     "elbo": ("mean", elbo),
     "ranking": ("mean", ranking),
     "divided first": ("mean", lambda o, y: ((o - y).square() / len(o)).sum()),
+    "nothing more": ("mean", lambda o, y: (o - y).square().mean() + 0 * o.sum()),
+    "nothing before": ("mean", lambda o, y: y.exp().sum() * 0.0 + (o - y).abs().mean()),
+    "a sum, nothing more": ("sum", lambda o, y: (o - y).abs().sum() + 0.0 * o.square().mean()),
     "a sum": ("sum", lambda o, y: 0.5 * (o - y).norm() ** 2),
     "over a number": ("sum", lambda o, y: F.mse_loss(o, y, reduction="sum") / 8),
 }
@@ -48,6 +51,9 @@ NOT_PROVED: dict[str, Loss] = {
     "a sum and a mean": lambda o, y: (o - y).square().sum() + o.mean(),
     "all pairs": lambda o, y: F.cross_entropy(o @ y.T, torch.arange(len(o))),
     "a product": lambda o, y: (o.sum() / len(o)) * (y * o).mean(),
+    "next to nothing": lambda o, y: (o - y).square().mean() + 1e-9 * o.sum(),
+    "nothing of two rows": lambda o, y: (o - y).square().mean() + (len(o) - 2) * o.sum(),
+    "zeros for each row": lambda o, y: ((o - y).square().mean() + 0 * o).sum(),
     "more rows": lambda o, y: (o - y).square().sum() / (len(o) + 1),
 }
 

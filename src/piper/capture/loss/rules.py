@@ -144,10 +144,29 @@ def linear(call: Call, a: Known, b: Known) -> Known:
     return elementwise(call)
 
 
+def is_nothing(call: Call, name: str) -> bool:
+    """Whether it is `0 * unused.sum()`, which gives parameters a gradient and changes nothing.
+
+    A twin shows that the 0 is not made from the number of rows.
+    """
+    nodes = call.given.get(name), call.given_twin.get(name)
+    return call.twin is not None and all(isinstance(n, fx.Node) and is_zero(n) for n in nodes)
+
+
+def is_zero(node: fx.Node) -> bool:
+    if node.op != "call_function" or base_name(node) != "mul" or shape(node):
+        return False
+    return any(isinstance(one, int | float) and one == 0 for one in node.args)
+
+
 @rule("add", "sub", "subtract", "rsub")
 def sum_of_two(call: Call) -> Known:
     a, b = call.of("self"), call.of("other")
     if isinstance(a, Reduced) or isinstance(b, Reduced):
+        if isinstance(a, Reduced | Fixed) and is_nothing(call, "other"):
+            return a
+        if isinstance(b, Reduced | Fixed) and is_nothing(call, "self"):
+            return b
         found = plus(a, b)
         return function_of_total(call) if found == MIXED else found
     if isinstance(a, Rows) and isinstance(b, Rows) and a.over == b.over:
