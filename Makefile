@@ -27,8 +27,9 @@ style: $(READY)
 	$(BIN)/ruff format --check src tests examples bench
 
 # Three groups at once, with one cache of captured regions, which is empty at first.
-# Tests with several processes, and with a browser, mostly wait. The other two groups and the type checker
-# run at a lower priority, so that they do not delay the first, and print their output at the end.
+# Tests with several processes, and with a browser, mostly wait. The other two groups and the type
+# checker run at a lower priority, so that they do not delay the first, and print their output at the
+# end.
 # `CI` is set everywhere, since torch and hypothesis look at it: what passes here passes there.
 # Bytecode is written, whatever the environment says: many processes import the same files.
 BESIDE = nice -n 10 $(BIN)
