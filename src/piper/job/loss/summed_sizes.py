@@ -22,15 +22,22 @@ def rounding_of(calls: Sequence[Result], loss: Tensor, coarsest: torch.dtype) ->
 
 
 def summed(calls: Sequence[Result], loss: Tensor) -> Iterator[Tensor]:
-    """What a loss is computed from: back through single numbers, to the tensors before them."""
+    """What a loss is computed from: back through single numbers, to the tensors before them.
+
+    A number from one other number alone is no sum: log(exp(x)) is rounded as x is, not as exp(x).
+    """
     value = loss.detach().double().reshape(())
     made = (k for k, one in enumerate(calls) if is_number(one.tensor, value))
-    waiting, seen = list(made)[-1:], set[int]()
+    waiting, seen = [(k, True) for k in list(made)[-1:]], set[int]()
     while waiting:
-        if (k := waiting.pop()) not in seen:
+        k, is_term = waiting.pop()
+        if k not in seen:
             seen.add(k)
-            yield calls[k].tensor.detach()
-            waiting += calls[k].inputs if calls[k].tensor.numel() == 1 else ()
+            one = calls[k]
+            if is_term or one.tensor.numel() != 1:
+                yield one.tensor.detach()
+            terms = one.inputs if one.tensor.numel() == 1 else ()
+            waiting += [(term, len(terms) > 1) for term in terms]
 
 
 def is_number(tensor: Tensor, value: Tensor) -> bool:
