@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from itertools import product
+from math import isfinite
 from typing import Any, Literal
 
 from piper.capture import Captured
@@ -50,6 +51,8 @@ class LossReduction:
         found = [self.weight_of(one) for one in batch.parts(parts, sizes)]
         if self.kind == "mean" and not self.may_be_empty:
             refuse_empty(found)
+        if self.count is not None and self.count.scale is not None:
+            refuse_no_divisor([divisor(self.count, one) for one in found])
         self.refuse_different_divisors(found)
         return found
 
@@ -304,6 +307,18 @@ def refuse_empty(weights: Sequence[float]) -> None:
                 f"microbatch {part} has weight {weight:g}: a mean over nothing is not a number",
                 "divide by at least 1 in your loss, `mask.sum().clamp(min=1)`; or use a loss that "
                 'is a sum, and Trainer(reduction="sum", loss_weight=...)',
+            )
+
+
+def refuse_no_divisor(divisors: Sequence[float]) -> None:
+    """The root of how many count is 0 where none does, and the logarithm of one."""
+    for part, one in enumerate(divisors):
+        if one == 0 or not isfinite(one):
+            raise InputError.of(
+                "batch",
+                f"the loss of microbatch {part} is divided by {one:g}, so that it is no number",
+                "divide by the same function of at least 1, or 2 under a logarithm, such as "
+                "`mask.sum().clamp(min=1).sqrt()`",
             )
 
 
