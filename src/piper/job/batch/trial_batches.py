@@ -30,8 +30,8 @@ class Variety(IntEnum):
     WIDE = 5  # also numbers of other sizes and signs
     APART = 6  # only the second microbatch has any of these: a guard may hold in one of them
     COMPARED = 7  # values on both sides of those that the model compares with
-    ALIKE = 8  # the second microbatch has one row of the first, again and again
-    EQUAL = 9  # all rows of both are one
+    ALIKE = 8  # the second microbatch has one token of the first everywhere
+    EQUAL = 9  # all rows and tokens of both are one
 
 
 def pairs_like(
@@ -62,16 +62,27 @@ def two_like(one: Batch, rows: int, variety: Variety, seed: int, comparisons: Co
             return beside(seen, shape, comparisons, generator)
         if variety == Variety.FREE:
             return with_equal(random_like(seen, shape, variety, generator))
-        if variety >= Variety.ALIKE:
+        if variety == Variety.EQUAL:
+            return one_token(random_like(seen, shape, Variety.VARIED, generator))
+        if variety == Variety.ALIKE:
             first = random_like(seen, shape, Variety.VARIED, generator)[:rows]
-            alike = first[:1].expand_as(first)
-            return torch.cat([first if variety == Variety.ALIKE else alike, alike])
+            return torch.cat([first, one_token(first)])
         if variety != Variety.APART:
             return random_like(seen, shape, variety, generator)
         first = random_like(seen, shape, Variety.SEEN, generator)
         return torch.cat([first[:rows], random_like(seen, shape, variety, generator)[rows:]])
 
     return one.change_rows(draw).map(lambda tensor: tensor.cpu())
+
+
+def one_token(found: Tensor) -> Tensor:
+    """The first token of the first row everywhere: all choose the same expert, say.
+
+    >>> one_token(torch.tensor([[1, 2], [3, 4]])).tolist()
+    [[1, 1], [1, 1]]
+    """
+    tokens = found.dim() > 2 or (found.dim() > 1 and not found.is_floating_point())
+    return (found[:1, :1] if tokens else found[:1]).expand_as(found).clone()
 
 
 def with_equal(found: Tensor) -> Tensor:
