@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from piper import rehearse
+from piper.capture import capture
 from piper.errors import InputError
 from piper.strategies import one_f_one_b
 
@@ -158,3 +159,26 @@ def test_rows_apart_give_no_alarm(name: str, own: bool, caplog: pytest.LogCaptur
 
     wanted = plain_losses(SGD(plain.parameters()), batches(), loss_of)
     assert found.losses == pytest.approx(wanted, rel=1e-10)
+
+
+def topk(h: Tensor, ids: Tensor) -> Tensor:
+    return h * (h[:, :1] >= h[:, :1].topk(3, 0)[0][-1])
+
+
+def by_order(h: Tensor, ids: Tensor) -> Tensor:
+    return h + h.sort(0)[0]
+
+
+SHOWN = {name: MEETING[name] for name in ("group mean", "ranked", "first only", "attended")} | {
+    "capacity": MEETING["capacity 1.5"],
+    "topk": topk,
+    "sorted": by_order,
+}
+
+
+@pytest.mark.parametrize("name", [*SHOWN, *APART])
+def test_graphs_alone_show_it_where_a_model_is_too_large_for_a_trial(name: str) -> None:
+    change = SHOWN.get(name) or APART[name]
+    x, ids, wanted = batches()[0]
+    found = capture(Net(change, False), F.mse_loss, (x, ids, wanted, wanted)).meeting
+    assert ("test_equal_rows.py" in found) == (name in SHOWN)

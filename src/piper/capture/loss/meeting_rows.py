@@ -3,6 +3,9 @@
 A loop that accumulates gradients does the same. Plain training on the whole batch does not.
 """
 
+from collections.abc import Sequence, Set
+from typing import Any
+
 from torch import Tensor, fx
 
 from piper.capture.fx_nodes import closure, in_order, line, value
@@ -30,7 +33,9 @@ def meeting_rows(traced: Traced) -> str:
     guessed: set[fx.Node] = set()
     known = followed(graph, given, frozenset(traced.batch), rows, model=True, guessed=guessed)
     used = in_order(graph, closure([traced.results[0]], stop=()))
-    causes = (_cause(Call(node, None, known, rows, frozenset())) for node in used)
+    calls = [Call(node, None, known, rows, frozenset()) for node in used]
+    places = _places(calls)
+    causes = (_cause(call) or _beyond(call, places) for call in calls)
     proved = (one for one in filter(None, causes) if guessed.isdisjoint(closure([one], stop=())))
     found = next(proved, None)
     return f"{line(found)} (aten.{base_name(found)})" if found is not None else ""
@@ -42,7 +47,7 @@ def _cause(call: Call) -> fx.Node | None:
         return call.node
     if not _is_floating(call.node):
         return None
-    if (found := _norm_in_use(call)) is not None or not value(call.node).dim():
+    if (found := _norm_in_use(call)) is not None or not _first(call.node).dim():
         return found
     return call.node if works_along_rows(call) else _reduced_beside_rows(call)
 
@@ -52,13 +57,42 @@ def _norm_in_use(call: Call) -> fx.Node | None:
     if call.known[call.node] != MIXED:
         return None
     norms = (one for one in call.node.all_input_nodes if isinstance(call.known[one], Root))
-    return next((one for one in norms if value(one).dim() or value(call.node).dim()), None)
+    return next((one for one in norms if value(one).dim() or _first(call.node).dim()), None)
 
 
 def _is_floating(node: fx.Node) -> bool:
     """Numbers of tokens and the order of tokens by experts have no gradient."""
-    found = value(node)
+    found = _first(node)
     return isinstance(found, Tensor) and found.is_floating_point()
+
+
+def _first(node: fx.Node) -> Any:
+    """Some operators also return indices: `topk`, `sort`."""
+    found = value(node)
+    return found[0] if isinstance(found, tuple | list) and found else found
+
+
+def _places(calls: Sequence[Call]) -> set[fx.Node]:
+    """The place of each row among those of its kind, `(one_hot.cumsum(0) * one_hot).sum(1)`, and
+    whatever integers are made of it."""
+    found: set[fx.Node] = set()
+    for call in calls:
+        counts = call.name == "cumsum" and works_along_rows(call)
+        if not _is_floating(call.node) and (
+            counts or not found.isdisjoint(call.node.all_input_nodes)
+        ):
+            found.add(call.node)
+    return found
+
+
+def _beyond(call: Call, places: Set[fx.Node]) -> fx.Node | None:
+    """Rows whose place is beyond a limit, such as what an expert takes, are treated otherwise."""
+    if call.name not in ("lt", "le", "gt", "ge", "less", "less_equal", "greater", "greater_equal"):
+        return None
+    given = call.node.all_input_nodes
+    limits = [one for one in given if one not in places]
+    single = all(call.known[one] == FIXED and not value(one).dim() for one in limits)
+    return call.node if single and any(one in places for one in given) else None
 
 
 def _reduced_beside_rows(call: Call) -> fx.Node | None:
