@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,11 +40,11 @@ def fitting(make: MakeOptimizer, kinds: Sequence[Kind]) -> list[Kind]:
     return whole if can_step(make, whole) else given
 
 
-def can_step(make: MakeOptimizer, kinds: Sequence[Kind]) -> bool:
+def can_step(make: MakeOptimizer, kinds: Sequence[Kind], *closure: Callable[[], float]) -> bool:
     try:
         optimizer, parameters = made(make, kinds)
         set_gradients(parameters, step=0)
-        optimizer.step()
+        optimizer.step(*closure)
     except Exception:  # whatever a user's optimizer raises
         return False
     return True
