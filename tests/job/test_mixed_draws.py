@@ -46,6 +46,7 @@ MEETING: dict[str, Chosen] = {
     "swapped": lambda h, m: torch.where(wide(m), h[torch.randperm(len(h))], h),
     "ranked": lambda h, m: h * wide((m[:, None].int() > m.int()).sum(1)),
     "sorted": lambda h, m: h * wide(m.double().sort().values + 1),
+    "infinite where none is": lambda h, m: h + m.sum().log(),
 }
 APART: dict[str, Mix] = {
     "these alone": lambda h: h.index_put(((m := MASKS["often"](h)),), 2 * h[m]),

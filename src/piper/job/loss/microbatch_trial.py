@@ -49,6 +49,7 @@ class Draw:
 
 
 EXTREME = (Kind.EXTREME_ROWS, Kind.EXTREME)
+NOT_FINITE = "its loss is not finite on random data"
 PLAIN = 8  # so often plain numbers may show in few rows what they show in many
 UNTRIED = (
     "no trial of microbatches against a whole batch (%s); `piper check --numerics` compares a run "
@@ -172,13 +173,15 @@ def once(
     if isinstance(made, str):
         return Verdict(untried=made)
     found, together = made
-    verdict = compared(found, together, reduction, said, draw)
+    verdict = compared(found, together, reduction, said, draw) if found.is_finite else Verdict()
     kinds = draw.bits if found.draws_bits_only else draw.kinds
     for k, kind in enumerate(kinds) if verdict == Verdict() else ():
         orders = found.mixed(kind, 16 * draw.seed + k)
         verdict = with_mixed_numbers(orders, reduction, size.is_whole, said, draw)
         if verdict != Verdict():
             return verdict
+    if not found.is_finite:
+        return Verdict(untried=NOT_FINITE)
     if verdict == Verdict() and draw.others:
         return found.judged_statistics(reduction, said)
     return verdict
@@ -226,7 +229,7 @@ def parts_and_whole(
 ) -> tuple[Comparison, Tensor | None] | str:
     """Both microbatches and the whole, in float64 if the model runs in it, and the loss of both
     together. Otherwise, why not."""
-    why = ""
+    why, drawing = "", None
     like = size.cut(one), size.rows, draw.variety, draw.seed, runs.comparisons
     for dtype, pair in ((t, pair) for t in (torch.float64, None) for pair in pairs_like(*like)):
         try:
@@ -240,10 +243,10 @@ def parts_and_whole(
             continue
         if made.is_finite:
             return made, together
-        why = "its loss is not finite on random data"
+        why, drawing = NOT_FINITE, drawing or ((made, together) if made.whole.drawn else None)
     if draw.backward:  # what fails may be only what a derivative needs
         return parts_and_whole(runs, size, one, reduction, replace(draw, backward=False))
-    return why
+    return drawing or why  # where random numbers differ, it may be finite
 
 
 def losses_together(made: Comparison, reduction: LossReduction, is_whole: bool) -> Tensor | None:
