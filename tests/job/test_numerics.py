@@ -208,6 +208,26 @@ def test_dropout_is_switched_off_and_said_so() -> None:
     assert found.notes == ("dropout is off (p = 0): Piper's masks are not those of eager PyTorch",)
 
 
+class Masked(Net):
+    """With buffers of all kinds of types, as models of transformers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("counts", torch.tensor([3, -4], dtype=torch.int8))
+        self.register_buffer("phase", torch.tensor([1j, 2.0]))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scale = self.mask.sum() + self.counts.sum() + self.phase.abs().sum().detach()
+        return super().forward(tokens) * scale.to(torch.float32)
+
+
+def test_buffers_of_any_type_are_compared() -> None:
+    found = compared(PIPELINE, Masked())
+
+    assert found.agrees
+
+
 class Functional(Net):
     def forward(self, tokens: Tensor) -> Tensor:
         return nn.functional.dropout(super().forward(tokens), 0.5, self.training)

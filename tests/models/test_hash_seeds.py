@@ -14,7 +14,6 @@ TESTS = Path(__file__).parents[1]
 PROGRAM = """
 import sys
 sys.path[:0] = sys.argv[1:]
-from functools import partial
 import torch, transformers
 from piper import Strategy
 from piper.job.job import Job
@@ -32,11 +31,16 @@ def loss_fn(output, labels):
     kept = sum(p.square().sum() for p in model.parameters())
     return (output.logits - other).square().mean() + kept + len(teacher.tags & {"x"})
 
+class Made:
+    library, tables = transformers, transformers.utils.import_utils
+
+    def __call__(self, named):
+        return torch.optim.SGD(named, lr=len(self.library.__name__) + len(self.tables.__name__))
+
 def weight(*microbatch):
     return float(len(model.generation_config.to_dict()) + len(teacher.generation_config.to_dict()))
 
-sgd = partial(torch.optim.SGD, lr=1)
-options = Options(init=first_values(model), loss_weight=weight, optimizer=sgd)
+options = Options(init=first_values(model), loss_weight=weight, optimizer=Made())
 for path, text in sorted(described_functions(Job(model, loss_fn, Strategy([]), options)).items()):
     print(path, text)
 """

@@ -1,16 +1,17 @@
 """Functions, classes and what they read, as text that is the same in every process."""
 
 import hashlib
+import sys
 from functools import partial
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from piper.capture.python_state.leaves import token
-from piper.capture.python_state.ownership import codes_of
-from piper.capture.python_state.places import Walk, holder_token, is_leaf
+from piper.capture.python_state.ownership import codes_of, is_own_module
+from piper.capture.python_state.places import Root, Walk, holder_token, is_leaf
 from piper.capture.python_state.reach import reach_of
 from piper.capture.torch_private import is_real
 
@@ -25,13 +26,21 @@ def described(name: str, value: Any, model: nn.Module | None = None) -> dict[str
     But not what the model is that it may hold.
     """
     reach, found = reach_of((name, value), ran=False), dict[str, list[str]]()
-    walk = Walk(known={id(one) for one in (model.modules() if model is not None else ())})
-    for place in walk.of(reach.roots):
+    known = {id(one) for one in (model.modules() if model is not None else ())}
+    walk = Walk(closed=lambda one: id(one) in known or isinstance(one, ModuleType))
+    for place in walk.of(root for root in reach.roots if not is_of_library(root)):
         if place.key == SALTED:
             continue
         if reach.reads(place.names) and type(place.value) not in HOLDERS:
             found.setdefault(place.path, []).append(text_of(place.value))
     return {path: " ".join(texts) for path, texts in found.items()}
+
+
+def is_of_library(root: Root) -> bool:
+    """Whether it is a global of a library, whose tables may be made of sets in any order."""
+    named = root.container.get("__name__") if isinstance(root.container, dict) else None
+    module = sys.modules.get(named) if isinstance(named, str) else None
+    return module is not None and vars(module) is root.container and not is_own_module(module)
 
 
 def text_of(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Where values are kept: attributes, items, variables of closures, globals, class attributes."""
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
@@ -70,7 +70,7 @@ class Walk:
     seen: dict[int, Place] = field(default_factory=dict)  # by id of the value, which stays alive
     met: list[Any] = field(default_factory=list)  # functions and classes on the way
     tensors: list["Place"] = field(default_factory=list)
-    known: set[int] = field(default_factory=set)  # ids of values that are not looked into
+    closed: Callable[[Any], bool] | None = None  # values that are not looked into
 
     def of(self, roots: Iterable[Root]) -> Iterator[Place]:
         for root in roots:
@@ -87,7 +87,7 @@ class Walk:
                 self.tensors.append(place)
             if isinstance(value, GETTERS):
                 self.met.append(value)
-            if is_leaf(value) or id(value) in self.seen or id(value) in self.known:
+            if is_leaf(value) or id(value) in self.seen or (self.closed and self.closed(value)):
                 continue
             self.seen[id(value)] = place
             if is_flat(value):

@@ -62,7 +62,7 @@ def largest_differences(
     missing = {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in expected.items()}
 
     def look(name: str, where: Any, values: torch.Tensor) -> None:
-        wanted = expected[name][where]
+        values, wanted = numbers(values), numbers(expected[name][where])
         slack = rounding * float(torch.finfo(wanted.dtype).eps) if rounding else 0.0
         apart = ((values - wanted).abs() - slack * wanted.abs()).clamp(min=0.0)
         if noise and name in noise:
@@ -86,7 +86,16 @@ def place_of(part: Part) -> Any:
 
 
 def largest(tensors: Iterable[torch.Tensor]) -> float:
-    return worst(*(float(tensor.abs().max()) for tensor in tensors if tensor.numel()))
+    return worst(*(float(numbers(one).abs().max()) for one in tensors if one.numel()))
+
+
+def numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Truths and integers as numbers: buffers may be of any type.
+
+    >>> largest([torch.tensor([True, False])]), largest([torch.tensor([-3], dtype=torch.int8)])
+    (1.0, 3.0)
+    """
+    return tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.double()
 
 
 def relative(found: float, expected: float) -> float:
