@@ -213,7 +213,9 @@ def moved(call: Call, known: Rows, dims: list[int]) -> Known:
     "glu", "roll", "softmin", "cumprod", "logcumsumexp", "nansum", "nanmean", "var_mean",
 )  # fmt: skip
 def within_rows(call: Call) -> Known:
-    """Works along other dimensions than that of the rows."""
+    """Works along other dimensions than that of the rows. `torch.max(a, b)` is no reduction."""
+    if "other" in call.given:
+        return elementwise(call)
     first, dims = call.of(next(iter(call.given))), call.dims(along(call))
     if first == FIXED and all(call.of(name) == FIXED for name in call.given):
         return FIXED

@@ -14,6 +14,7 @@ from piper.job.batch.compared_values import beside
 from piper.job.batch.random_batches import drawn, like_columns, rows_of
 
 SCALES = torch.tensor([-100.0, -8.0, 0.01, 1.0, 8.0, 100.0], dtype=torch.float64)
+NEARLY = 1e-3
 NEAR = SCALES[[4, 1]]  # after `tanh`, 8 is still another number than 9
 
 
@@ -30,8 +31,8 @@ class Variety(IntEnum):
     WIDE = 5  # also numbers of other sizes and signs
     APART = 6  # only the second microbatch has any of these: a guard may hold in one of them
     COMPARED = 7  # values on both sides of those that the model compares with
-    ALIKE = 8  # the second microbatch has one token of the first everywhere
-    EQUAL = 9  # all rows and tokens of both are one
+    ALIKE = 8  # the second microbatch has nearly one token of the first everywhere
+    EQUAL = 9  # all rows and tokens of both are nearly one
 
 
 def pairs_like(
@@ -76,13 +77,16 @@ def two_like(one: Batch, rows: int, variety: Variety, seed: int, comparisons: Co
 
 
 def one_token(found: Tensor) -> Tensor:
-    """The first token of the first row everywhere: all choose the same expert, say.
+    """Nearly the first token of the first row everywhere: all choose the same expert, say.
+
+    Not quite, so that rounding does not decide their order. Of integers, the first row.
 
     >>> one_token(torch.tensor([[1, 2], [3, 4]])).tolist()
-    [[1, 1], [1, 1]]
+    [[1, 2], [1, 2]]
     """
-    tokens = found.dim() > 2 or (found.dim() > 1 and not found.is_floating_point())
-    return (found[:1, :1] if tokens else found[:1]).expand_as(found).clone()
+    if found.dim() < 3 or not found.is_floating_point():
+        return found[:1].expand_as(found).clone()
+    return found[:1, :1] + NEARLY * found
 
 
 def with_equal(found: Tensor) -> Tensor:
