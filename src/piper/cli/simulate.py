@@ -38,7 +38,7 @@ from piper.view.page import page
 from piper.view.reports.device_kinds import kind_lines
 from piper.view.reports.recomputation import recomputation
 from piper.view.reports.simulation_text import text
-from piper.view.reports.sweep import SweepResult, plot, ranked
+from piper.view.reports.sweep import SweepResult, plot, ranked, same_line
 from piper.view.reports.sweep import table as sweep_table
 from piper.view.run_file import save_view
 from piper.view.view_data import ViewData, view_data
@@ -375,6 +375,8 @@ def show_sweep(results: list[SweepResult], sort: Sort, files: Files) -> None:
     found = ranked(results, sort)
     with printed_to(files.text):
         print(sweep_table(found))
+        if note := same_line(found):
+            print(note)
     if files.plot is not None:
         write_text(files.plot, plot(found))
     if files.numbers is not None:

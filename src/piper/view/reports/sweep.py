@@ -32,6 +32,19 @@ class SweepResult:
         return {"settings": dict(self.settings), **result}
 
 
+def same_line(results: Sequence[SweepResult]) -> str:
+    """What to say of rows that are all the same: the script may not read what was set.
+
+    >>> same_line([SweepResult({"pp": "2"}, None, "no"), SweepResult({"pp": "4"}, None, "no")])
+    'all rows are the same: does the script read --pp, as with argparse?'
+    """
+    rows = [{**one.to_dict(), "settings": None} for one in results]
+    if len(rows) < 2 or any(one != rows[0] for one in rows):
+        return ""
+    names = " and ".join(f"--{name}" for name in results[0].settings)
+    return f"all rows are the same: does the script read {names}, as with argparse?"
+
+
 def ranked(results: Sequence[SweepResult], by: str = "step") -> list[SweepResult]:
     """The best first. Those that do not fit come after those that do, unsupported ones last.
 
