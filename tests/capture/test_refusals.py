@@ -207,6 +207,14 @@ def test_a_loss_function_that_returns_no_loss() -> None:
     )
 
 
+@pytest.mark.parametrize("number", [lambda y: y.mean().item(), lambda y: float(y.shape[0])])
+def test_a_loss_that_is_a_number_of_python(number: Callable[[Tensor], float]) -> None:
+    model = Model(lambda self, x: self.layer(x))
+
+    with pytest.raises(CaptureError, match=r"a number of Python[^$]*leave out \.item\(\)"):
+        capture(model, lambda y, target: number(y), (torch.randn(4, 8), 0))
+
+
 def test_a_loss_without_parameters() -> None:
     def forward(self: Model, x: Tensor) -> Tensor:
         y = self.layer(x).detach()

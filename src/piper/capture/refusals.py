@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from piper.capture.fx_nodes import line
@@ -45,6 +46,10 @@ def transformed(where: str) -> CaptureError:
 
 
 def not_a_loss(result: Any, given: bool) -> CaptureError:
+    if isinstance(result, int | float | torch.SymFloat | torch.SymInt):
+        fix = "return the tensor itself: leave out .item() or float(...)"
+        what = "it returns a number of Python, which has no gradient"
+        return refusal("loss_fn" if given else "model", what, fix)
     found = (
         f"a tensor {list(result.shape)} of {name_of(result.dtype)}"
         if isinstance(result, Tensor)
