@@ -25,7 +25,10 @@ from piper.job.batch.row_lists import Lists, lists_of, refuse_row_lists
 # Of a tensor, how many dimensions it has, and whether it has a single row: it may be for all rows
 # in one batch, and have one for each in the next.
 Name = tuple[str, int, bool]
-FIX = 'name those that every microbatch gets whole, whole=["mask"], or write whole=[] if none is'
+FIX = (
+    'name those that every microbatch gets whole, whole=["mask"], or write whole=[] if none is; '
+    "where a loss compares rows with each other, use one microbatch and one replica"
+)
 
 
 @dataclass(frozen=True, slots=True)
