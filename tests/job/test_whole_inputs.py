@@ -154,7 +154,7 @@ def test_a_table_that_the_model_looks_up_must_be_named() -> None:
         "batch: sizes do not say which tensors have the batch as their first dimension: "
         "x, or table\n"
         '  fix: name those that every microbatch gets whole, whole=["mask"], or write whole=[] if '
-        "none is"
+        "none is; where a loss compares rows with each other, use one microbatch and one replica"
     )
 
 
