@@ -22,6 +22,7 @@ from piper.capture.trace.replaced.as_in_eager import AsInEager
 from piper.capture.trace.replaced.calls import ReplacedCalls
 from piper.capture.trace.replaced.numbers import numbers_as_text, numbers_of_python
 from piper.capture.trace.replaced.texts import texts_only_printed
+from piper.capture.trace.replaced.transformer_private import masks_as_given
 from piper.capture.trace.replaced.types import types_of_eager
 from piper.capture.unvalued_errors import explained
 from piper.errors import CaptureError
@@ -42,6 +43,7 @@ def tracing(
         stack.enter_context(refusing_seeds())
         stack.enter_context(refusing_hidden_contexts())
         stack.enter_context(tracing_private.unchecked_distributions())
+        stack.enter_context(masks_as_given())
         stack.enter_context(numbers_as_text())
         stack.enter_context(numbers_of_python())
         stack.enter_context(types_of_eager(model))
