@@ -16,7 +16,8 @@ from piper.runtime.optimizers.known_optimizers import MakeOptimizer
 from piper.runtime.optimizers.lost_state import lost_state
 from piper.runtime.optimizers.own_parameters import with_attributes
 from piper.runtime.optimizers.scheduler_sources import refuse_other_sources
-from piper.runtime.optimizers.small_parameters import Kind, can_step, fitting, one_of_each
+from piper.runtime.optimizers.small_parameters import Kind, can_step, fitting, made, one_of_each
+from piper.runtime.optimizers.user_optimizer import refuse_unusual
 from piper.runtime.optimizers.whole_options import (
     named_like,
     refuse_options_by_position,
@@ -53,6 +54,7 @@ def refuse_closures(make: MakeOptimizer, kinds: Sequence[Kind]) -> None:
     """Steps that compute the loss again, as those of SAM."""
     found = fitting(make, kinds)
     if not can_step(make, found) and can_step(make, found, lambda: 1.0):
+        refuse_unusual(made(make, found)[0])
         raise StrategyError.of(
             "optimizer",
             "its step needs a closure that computes the loss again, and a step of the Trainer "
