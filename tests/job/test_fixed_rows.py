@@ -94,7 +94,7 @@ def plain(model: nn.Module, given: list[Any]) -> list[float]:
 
 
 def by_length(h: Tensor, lengths: Any) -> Tensor:
-    """`zip` ends with the shorter one: rows would get entries of others without an error."""
+    """`zip` ends with the shorter one: rows would get entries of others."""
     return torch.stack([row * len(str(length)) for row, length in zip(h, lengths, strict=False)])
 
 
