@@ -50,9 +50,10 @@ Commands = list[list[str]]
 
 
 def schedules(on: Machine, out: str) -> Commands:
+    """On a GPU, with experts of a width for which messages take about as long as compute."""
     few = ["--match", "1f1b", "1F1B", "zbv", "--skip", "in turn", "--microbatches", "4"]
-    small = [] if on.gpu else few
-    return [on.launched("gpu.py", "--group", "ep", "--out", out, *small)]
+    balanced = ["--rows", "4", "--expert-hidden", "4096", "6144", "8192"]
+    return [on.launched("gpu.py", "--group", "ep", "--out", out, *(balanced if on.gpu else few))]
 
 
 def zero(on: Machine, out: str) -> Commands:
