@@ -33,10 +33,10 @@ def every(nth: int, cases: Iterable[Any], names: Iterable[str] | None = None) ->
 
 
 def levels_of(
-    names: Iterable[str], levels: Sequence[int], nth: int = 1, first: int = 0
+    names: Iterable[Any], levels: Sequence[Any], nth: int = 1, first: int = 0
 ) -> list[object]:
-    """Every schedule with every level. All but one level of each schedule are soaks, such that each
-    level is among the rest. With `nth`, every nth schedule only, from the `first` one on."""
+    """Every schedule, say, with every level. All but one level of each schedule are soaks, such
+    that each level is among the rest. With `nth`, every nth schedule only, from the `first` on."""
     names = list(names)
     some = enumerate(names[first::nth])
     kept = {name: levels[k % len(levels)] for k, name in some}

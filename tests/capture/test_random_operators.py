@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from draws import every, levels_of
 from small_training import TWO
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -99,6 +101,76 @@ FUNCTIONS: dict[str, Function] = {
     "a coin for all rows": lambda x: x * torch.empty([], dtype=x.dtype).bernoulli_(0.5),
     "no layer drop": lambda x: x if torch.rand([]) < 0.0 else 2 * x,
 }
+
+
+LIKE: list[Function] = [
+    torch.rand_like,
+    torch.randn_like,
+    lambda x: torch.randint_like(x, 5),
+    lambda x: torch.empty_like(x).normal_(),
+    lambda x: torch.zeros_like(x).uniform_(),
+    lambda x: x.clone().exponential_(),
+    lambda x: torch.empty_like(x).bernoulli_(0.5),
+    lambda x: torch.bernoulli(x.sigmoid()),
+    lambda x: torch.normal(x.detach(), 1.0),
+    lambda x: F.dropout(x, 0.5),
+    lambda x: F.dropout1d(x, 0.5),
+    lambda x: F.rrelu(x, training=True),
+]
+TURNED: list[Callable[[Function], Function]] = [  # views of a result that lies in memory as x does
+    lambda draw: lambda x: draw(x.view(-1, 3, 2).transpose(0, 1)).transpose(0, 1).reshape(-1, 6),
+    lambda draw: lambda x: draw(x.view(-1, 3, 2).mT).mT.reshape(-1, 6),
+    lambda draw: lambda x: draw(x.view(-1, 3, 2).permute(2, 0, 1)).permute(1, 2, 0).reshape(-1, 6),
+    lambda draw: lambda x: draw(x.T).T.reshape(-1, 2, 3).flatten(1),
+]
+
+
+@pytest.mark.parametrize(
+    ("turned", "draws"),
+    [
+        (TURNED[0], [LIKE[0], LIKE[1], LIKE[9]]),
+        *(pytest.param(one, LIKE, marks=pytest.mark.soak) for one in TURNED),
+    ],
+)
+def test_numbers_like_a_turned_tensor_lie_in_memory_as_it_does(
+    turned: Callable[[Function], Function], draws: Sequence[Function]
+) -> None:
+    assert_independent_of_strategy(together([turned(draw) for draw in draws]))
+
+
+SELECTED: dict[str, Function] = {
+    "rand_like": torch.rand_like,
+    "randn_like": torch.randn_like,
+    "another type": lambda x: torch.randn_like(x, dtype=torch.float32),
+    "integers by hand": lambda x: (torch.rand_like(x) * 5).floor(),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid().detach()),
+}
+
+
+def noisy(draw: Function, x: Tensor) -> Tensor:
+    """Adds to the rows that a mask chooses: how many they are depends on values."""
+    chosen = x[:, 0] > 0
+    found = x.clone()
+    found[chosen] = x[chosen] + draw(x[chosen]).to(x.dtype)
+    return found
+
+
+@pytest.mark.parametrize("kind", every(3, SELECTED))
+def test_numbers_like_rows_that_a_mask_selects(kind: str) -> None:
+    drawn = Net(partial(noisy, SELECTED[kind]))
+    found = rehearse(drawn, F.mse_loss, None, data(), optimizer=torch.optim.SGD).losses
+    still = Net(partial(noisy, torch.zeros_like))
+    plain = rehearse(still, F.mse_loss, None, data(), optimizer=torch.optim.SGD).losses
+
+    assert all(map(math.isfinite, found))
+    assert all(one != other for one, other in zip(found, plain, strict=True))
+
+
+def test_integers_like_rows_that_a_mask_selects_are_refused() -> None:
+    model = Net(partial(noisy, lambda x: torch.randint_like(x, 5)))
+    with pytest.raises(CaptureError, match=r"draws integers(?s:.*)torch.rand_like"):
+        rehearse(model, F.mse_loss, None, data(), optimizer=torch.optim.SGD)
 
 
 def data() -> list[tuple[Tensor, Tensor]]:
@@ -205,8 +277,7 @@ NORMAL: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("power", [1, 2])
-@pytest.mark.parametrize("name", NORMAL)
+@pytest.mark.parametrize(("name", "power"), levels_of(NORMAL, [2, 1]))
 def test_normal_numbers_have_their_mean_and_deviation(name: str, power: int) -> None:
     batch = torch.zeros(2000, 10), torch.zeros(2000, 10)
 

@@ -46,7 +46,7 @@ def drawn(rows: int, numbers: MixedNumbers | None) -> list[Tensor]:
 def layout(times: int, kind: Kind = Kind.EXTREME) -> MixedNumbers:
     sizes = times * ROWS, ROWS, ROWS
     shapes = [[Drawn(tuple(one.shape), False) for one in drawn(n, None)] for n in sizes]
-    return MixedNumbers(layouts(*shapes, times), None, times, 1, kind, False, ROWS)
+    return MixedNumbers(layouts(*shapes, times), None, times, 1, kind, frozenset(), ROWS)
 
 
 @pytest.mark.parametrize("times", [2, 3])

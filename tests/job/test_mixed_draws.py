@@ -54,6 +54,16 @@ APART: dict[str, Mix] = {
     "of each row": lambda h: h / (torch.rand(h.shape) < 0.5).sum(1, keepdim=True).clamp(min=1),
     "two views": lambda h: F.dropout(torch.cat([h, h]), 0.4)[: len(h)],
     "heads": lambda h: torch.cat(F.dropout(torch.cat(h.chunk(2, -1)), 0.3).chunk(2), -1),
+    "two views beside tokens": lambda h: (
+        F.dropout(torch.cat([h, h]), 0.4)[: len(h)] + F.dropout(h.flatten(0, 1), 0.3).view_as(h)
+    ),
+    "both orders of tokens": lambda h: (
+        F.dropout(h.flatten(0, 1), 0.3).view_as(h)
+        + F.dropout(h.transpose(0, 1).flatten(0, 1)[:, :2], 0.3)
+        .view(TOKENS, -1, 2)
+        .transpose(0, 1)
+        .repeat(1, 1, 2)
+    ),
     "time first": lambda h: F.dropout(h.transpose(0, 1), 0.3).transpose(0, 1),
     "flat": lambda h: F.dropout(h.flatten(0, 1), 0.3).view_as(h),
     "attention": lambda h: F.scaled_dot_product_attention(h, h, h, dropout_p=0.3),

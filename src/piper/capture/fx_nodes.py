@@ -72,11 +72,17 @@ def number_dtype(node: fx.Node) -> torch.dtype:
             return torch.bool
 
 
+def tensors_of(node: fx.Node) -> list[Tensor]:
+    """Those of its value. Most nodes have one, and pytree would be slower."""
+    found = value(node)
+    if isinstance(found, Tensor):
+        return [found]
+    return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
+
+
 def storages(node: fx.Node) -> set[int]:
     """Identifiers of the storages of a node's tensors. Views share them."""
-    found = value(node)
-    leaves = (found,) if isinstance(found, Tensor) else pytree.tree_leaves(found)
-    return {storage_id(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+    return set(map(storage_id, tensors_of(node)))
 
 
 def same_layout(a: Tensor, b: Tensor) -> bool:
@@ -130,6 +136,19 @@ def closure(roots: Iterable[fx.Node], stop: Container[fx.Node]) -> set[fx.Node]:
 def in_order(graph: fx.Graph, nodes: Iterable[fx.Node]) -> list[fx.Node]:
     wanted = set(nodes)
     return [node for node in graph.nodes if node in wanted]
+
+
+def paired(graph: fx.Graph, other: fx.Graph) -> dict[fx.Node, fx.Node] | None:
+    """The nodes of two traces of one function, if they call the same operators."""
+    here, there = list(graph.nodes), list(other.nodes)
+    place = {node: k for k, node in enumerate(here)} | {node: k for k, node in enumerate(there)}
+
+    def outline(node: fx.Node) -> tuple[object, ...]:
+        return node.op, str(node.target), tuple(place[one] for one in node.all_input_nodes)
+
+    if [outline(node) for node in here] != [outline(node) for node in there]:
+        return None
+    return dict(zip(here, there, strict=True))
 
 
 @contextmanager

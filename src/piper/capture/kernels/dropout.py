@@ -12,6 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Where a tensor has the rows of the batch: a dimension, and in how many groups of all rows. If all
+# rows at one time are followed by all rows at the next, there are as many groups as times.
+Rows = Sequence[int]
+FIRST = (0, 1)
+
 _LOW = 0xFFFFFFFF
 _ROUNDS = (0x7FEB352D, 0x45D9F3B3, 0x2C1B3C6D)  # odd and below 2**31: no product overflows
 _KEYS = (  # odd and below 2**29: no sum of three products overflows
@@ -20,16 +25,36 @@ _KEYS = (  # odd and below 2**29: no sum of three products overflows
 )
 
 
-def dropout_mask(random: Tensor, operation: int | Tensor, shape: Sequence[int], p: float) -> Tensor:
+def dropout_mask(
+    random: Tensor,
+    operation: int | Tensor,
+    shape: Sequence[int],
+    p: float,
+    rows: Rows = FIRST,
+) -> Tensor:
     """Which elements the model's dropout number `operation` keeps, as booleans.
 
     `random` holds the seed, what comes before the microbatch, and its size in the same unit: rows,
     or microbatches. So row r of the microbatch has the same mask for any number of microbatches.
     """
-    rows, columns = shape[0] if shape else 1, prod(shape[1:])
-    row = torch.arange(rows, device=random.device)
-    column = torch.arange(columns, device=random.device)
-    return _mask(random, operation, rows, row, column, p).reshape(shape)
+    return noise_of(random, operation, shape, rows) >= _threshold(p)
+
+
+def noise_of(
+    random: Tensor, operation: int | Tensor, shape: Sequence[int], rows: Rows = FIRST
+) -> Tensor:
+    """Random numbers of 32 bits, one for each element."""
+    dim, groups = rows
+    count = shape[dim] // groups if shape else 1
+    before, after = prod(shape[:dim]) * groups, prod(shape[dim + 1 :])
+    row = torch.arange(count, device=random.device)
+    column = torch.arange(before * after, device=random.device)
+    found = noise(random, operation, count, row, column)
+    return found.reshape(count, before, after).transpose(0, 1).reshape(shape)
+
+
+def _threshold(p: float) -> int:
+    return round(p * 2**32)
 
 
 def piece_mask(
@@ -39,13 +64,21 @@ def piece_mask(
     p: float,
     cut: Sequence[int],
     rank: Tensor,
+    rows: Rows = FIRST,
 ) -> Tensor:
     """The part of `dropout_mask` for one device's piece of a tensor.
 
     `cut`: the dimension, its number of blocks, the devices that each block is cut for, and whether
     they have its pieces in zigzag order.
     """
-    dim, _, ways, _ = cut
+    (dim, _, ways, _), (of_rows, groups) = cut, rows
+    if groups > 1:  # a cut may end inside of one
+        return _piece(dropout_mask(random, operation, whole, p, rows), cut, rank)
+    if of_rows:
+        others = [size for d, size in enumerate(whole) if d != of_rows]
+        moved = 0 if dim == of_rows else dim + (dim < of_rows)
+        given = random, operation, [whole[of_rows], *others], p, (moved, *cut[1:]), rank
+        return piece_mask(*given).movedim(0, of_rows).contiguous()
     row = torch.arange(whole[0], device=random.device)
     column = torch.arange(prod(whole[1:]), device=random.device).reshape(whole[1:])
     if dim == 0:
@@ -53,7 +86,8 @@ def piece_mask(
     else:
         column = _piece(column, (dim - 1, *cut[1:]), rank)
     shape = [size // ways if d == dim else size for d, size in enumerate(whole)]
-    return _mask(random, operation, whole[0], row, column.flatten(), p).reshape(shape)
+    found = noise(random, operation, whole[0], row, column.flatten())
+    return (found >= _threshold(p)).reshape(shape)
 
 
 def _piece(index: Tensor, cut: Sequence[int], rank: Tensor) -> Tensor:
@@ -61,13 +95,6 @@ def _piece(index: Tensor, cut: Sequence[int], rank: Tensor) -> Tensor:
     split = index.unflatten(dim, (blocks, 2 * ways if zigzag else ways, -1))
     mine = torch.stack([rank, 2 * ways - 1 - rank]) if zigzag else rank.reshape(1)
     return split.index_select(dim + 1, mine).flatten(dim, dim + 2)
-
-
-def _mask(
-    random: Tensor, operation: int | Tensor, rows: int, row: Tensor, column: Tensor, p: float
-) -> Tensor:
-    """[row, column]: which elements of a microbatch of so many `rows` are kept."""
-    return noise(random, operation, rows, row, column) >= round(p * 2**32)
 
 
 def noise(
@@ -84,6 +111,12 @@ def noise(
     return _scrambled(found, _ROUNDS[2])
 
 
+def seed_of(seed: Tensor, row: Tensor) -> Tensor:
+    """A seed for one row of the whole batch."""
+    seed = (seed ^ (seed >> 32)) & _LOW
+    return _scrambled(seed ^ _scrambled(row + 1, _ROUNDS[0]), _ROUNDS[1])
+
+
 def _scrambled(x: Tensor, multiplier: int) -> Tensor:
     """One round of a mixing hash: a bijection of 32-bit numbers."""
     x = ((x & _LOW) * multiplier) & _LOW
@@ -93,10 +126,11 @@ def _scrambled(x: Tensor, multiplier: int) -> Tensor:
 # `random` of these operators also holds a number to add to `operation`, so that equal regions share
 # their code. The mask is one operator instead of the 40 inside it, which keeps traces small.
 _library = torch.library.Library("piper", "FRAGMENT")
-_library.define("dropout(Tensor x, Tensor random, int operation, float p) -> Tensor")
-_library.define("keep(Tensor random, int operation, SymInt[] shape, float p) -> Tensor")
+ROWS = "int[] rows=[0, 1]"
+_library.define(f"dropout(Tensor x, Tensor random, int operation, float p, {ROWS}) -> Tensor")
+_library.define(f"keep(Tensor random, int operation, SymInt[] shape, float p, {ROWS}) -> Tensor")
 # The same for one device's piece of a tensor of shape `whole`; `cut` as in `piece_mask`.
-_PIECE = "int[] whole, int[] cut, Tensor rank"
+_PIECE = f"int[] whole, int[] cut, Tensor rank, {ROWS}"
 _library.define(
     f"divided_dropout(Tensor x, Tensor random, int operation, float p, {_PIECE}) -> Tensor"
 )
@@ -109,8 +143,10 @@ KEEP_PIECE = torch.ops.piper.keep_piece.default
 DROPOUTS = (DROPOUT, DIVIDED_DROPOUT)
 
 
-def keep(random: Tensor, operation: int, shape: Sequence[int], p: float) -> Tensor:
-    return dropout_mask(random[:3], random[3] + operation, shape, p)
+def keep(
+    random: Tensor, operation: int, shape: Sequence[int], p: float, rows: Rows = FIRST
+) -> Tensor:
+    return dropout_mask(random[:3], random[3] + operation, shape, p, rows)
 
 
 def keep_piece(
@@ -120,15 +156,16 @@ def keep_piece(
     whole: Sequence[int],
     cut: Sequence[int],
     rank: Tensor,
+    rows: Rows = FIRST,
 ) -> Tensor:
-    return piece_mask(random[:3], random[3] + operation, whole, p, cut, rank)
+    return piece_mask(random[:3], random[3] + operation, whole, p, cut, rank, rows)
 
 
-def _dropout(x: Tensor, random: Tensor, operation: int, p: float) -> Tensor:
+def _dropout(x: Tensor, random: Tensor, operation: int, p: float, rows: Rows = FIRST) -> Tensor:
     """Kept elements are scaled so that the mean stays the same."""
     if p >= 1.0:
         return x * 0.0
-    return x * KEEP(random, operation, x.shape, p) * (1.0 / (1.0 - p))
+    return x * KEEP(random, operation, x.shape, p, rows) * (1.0 / (1.0 - p))
 
 
 def _divided_dropout(
@@ -139,13 +176,17 @@ def _divided_dropout(
     whole: Sequence[int],
     cut: Sequence[int],
     rank: Tensor,
+    rows: Rows = FIRST,
 ) -> Tensor:
     if p >= 1.0:
         return x * 0.0
-    return x * KEEP_PIECE(random, operation, p, whole, cut, rank) * (1.0 / (1.0 - p))
+    kept = KEEP_PIECE(random, operation, p, whole, cut, rank, rows)
+    return x * kept * (1.0 / (1.0 - p))
 
 
-def _keep_fake(random: Tensor, operation: int, shape: Sequence[int], p: float) -> Tensor:
+def _keep_fake(
+    random: Tensor, operation: int, shape: Sequence[int], p: float, rows: Rows = FIRST
+) -> Tensor:
     return random.new_empty(shape, dtype=torch.bool)
 
 
@@ -156,8 +197,9 @@ def _keep_piece_fake(
     whole: Sequence[int],
     cut: Sequence[int],
     rank: Tensor,
+    rows: Rows = FIRST,
 ) -> Tensor:
-    shape = [size // cut[2] if dim == cut[0] else size for dim, size in enumerate(whole)]
+    shape = [size // cut[2] if d == cut[0] else size for d, size in enumerate(whole)]
     return random.new_empty(shape, dtype=torch.bool)
 
 

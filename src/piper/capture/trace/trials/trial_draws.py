@@ -92,8 +92,8 @@ class MixedNumbers:
     """Different ones beside each other, such that thresholds have both sides.
 
     `part`: one of the two microbatches; None: the whole, which has them in turn, so many `times`.
-    `minor`: where several elements belong to one of so many `rows`, as those of heads do, all rows
-    come for the first of them, then for the next.
+    `minor`: draws of these sizes, where several elements belong to one of so many `rows`, as those
+    of heads do, have all rows for the first of them, then for the next.
     """
 
     layouts: tuple[Layout, ...]
@@ -101,7 +101,7 @@ class MixedNumbers:
     times: int
     seed: int
     kind: Kind
-    minor: bool
+    minor: frozenset[Shape]
     rows: int
 
     def drawn(self, k: int, operator: Any, args: Any, kwargs: Any, found: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class MixedNumbers:
             return self._made(k, 0 if dim is None else self.part or 0, shape)
         pair = [self._made(k, part, self._of_part(shape, dim)) for part in (0, 1)]
         turns = [pair[turn % 2] for turn in range(self.times)]
-        if not self.minor or pair[0].shape[dim] % self.rows:
+        if self.layouts[k].shape not in self.minor or pair[0].shape[dim] % self.rows:
             return torch.cat(turns, dim)
         apart = [one.unflatten(dim, (-1, self.rows)) for one in turns]
         return torch.cat(apart, dim + 1).flatten(dim, dim + 1)
