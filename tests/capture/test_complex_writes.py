@@ -65,31 +65,44 @@ WRITES: dict[str, Write] = {
 
 
 class Fourier(nn.Module):
-    def __init__(self, write: Write) -> None:
+    """With one output for each way to write, which are added."""
+
+    def __init__(self, *writes: Write) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.last, self.write = nn.Linear(1, WIDTH), nn.Linear(WIDTH, 1), write
+        self.first, self.last, self.writes = nn.Linear(1, WIDTH), nn.Linear(WIDTH, 1), writes
         self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, MODES, dtype=torch.cdouble) / 4)
 
     def forward(self, x: Tensor) -> Tensor:
         found = torch.fft.rfft(self.first(x[..., None]).transpose(1, 2))
-        out = torch.zeros(len(x), WIDTH, found.shape[-1], dtype=found.dtype)
-        self.write(out, torch.einsum("bix,iox->box", found[..., :MODES], self.weight))
-        mixed: Tensor = self.last(torch.fft.irfft(out, n=SIZE).transpose(1, 2))
+        y = torch.einsum("bix,iox->box", found[..., :MODES], self.weight)
+        outs = [torch.zeros(len(x), WIDTH, found.shape[-1], dtype=y.dtype) for _ in self.writes]
+        for k, (write, out) in enumerate(zip(self.writes, outs, strict=True), start=1):
+            write(out, y / k)
+        mixed: Tensor = self.last(torch.fft.irfft(sum(outs), n=SIZE).transpose(1, 2))
         return mixed[..., 0]
 
 
-def model(write: Write) -> nn.Module:
-    made = Fourier(write)
+def model(*writes: Write) -> nn.Module:
+    made = Fourier(*writes)
     made.first.double()
     made.last.double()
     return made
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize("name", WRITES)
-def test_they_train_as_without_piper(name: str, microbatches: int) -> None:
-    mine, plain = (model(WRITES[name]) for _ in range(2))
+WAYS = [  # all of them together; each by itself is a soak
+    pytest.param([*WRITES.values()], 2, id="all"),
+    *(
+        pytest.param([write], parts, id=f"{name}-{parts}", marks=pytest.mark.soak)
+        for name, write in WRITES.items()
+        for parts in (1, 2)
+    ),
+]
+
+
+@pytest.mark.parametrize(("writes", "microbatches"), WAYS)
+def test_they_train_as_without_piper(writes: list[Write], microbatches: int) -> None:
+    mine, plain = (model(*writes) for _ in range(2))
     torch.manual_seed(1)
     batches = [(torch.randn(4, SIZE).double(), torch.randn(4, SIZE).double()) for _ in range(3)]
 

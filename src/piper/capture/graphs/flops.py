@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 
-import torch
 from torch import fx
 
-from piper.capture.fx_nodes import storages, value
+from piper.capture.fx_nodes import storages, tensors_of, value
 from piper.capture.graphs.flop_formulas import operations
 from piper.capture.graphs.fusion import fused, read_elsewhere
-from piper.capture.torch_private import OpOverload, is_mutable, pytree
+from piper.capture.torch_private import OpOverload, is_mutable
 
 # Operators that look up elements: the position of what they read, and of what says how much.
 TABLES: dict[str, tuple[int, int | None]] = {
@@ -102,10 +101,7 @@ def _kernels(graph: fx.Graph) -> Iterator[fx.Node]:
 
 def bytes_of(node: fx.Node) -> int:
     """Bytes of all tensors of a node. Sizes that depend on data count as 0."""
-    leaves = pytree.tree_leaves(value(node)) if "val" in node.meta else ()
-    sizes = (
-        leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor)
-    )
+    sizes = (one.numel() * one.element_size() for one in tensors_of(node))
     return sum(size for size in sizes if isinstance(size, int))
 
 

@@ -1,12 +1,12 @@
 """The memory that a graph allocates while it runs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from torch import Tensor, fx
+from torch import fx
 
-from piper.capture.fx_nodes import storages, value
+from piper.capture.fx_nodes import storages, tensors_of, value
 from piper.capture.kernels.overwriting import overwritten
-from piper.capture.torch_private import pytree, storage_id
+from piper.capture.torch_private import storage_id
 from piper.ir.model import Moments
 from piper.names import F, Phase
 
@@ -66,7 +66,7 @@ def highest(found: Iterable[tuple[int, int]]) -> Moments:
 
 def _with_rows(nodes: Iterable[fx.Node], rows: int) -> set[int]:
     """The memory of tensors whose first dimension has this size."""
-    tensors = (tensor for node in nodes for tensor in _tensors(node) if tensor.dim())
+    tensors = (tensor for node in nodes for tensor in tensors_of(node) if tensor.dim())
     known = ((storage_id(tensor), tensor.shape[0]) for tensor in tensors)
     return {storage for storage, size in known if isinstance(size, int) and size == rows}
 
@@ -82,13 +82,9 @@ def _overwriting(memory: Memory) -> Memory:
     return {node: {same.get(one, one) for one in found} for node, found in memory.items()}
 
 
-def _tensors(node: fx.Node) -> Iterator[Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(value(node)) if isinstance(leaf, Tensor))
-
-
 def _sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
     found: dict[int, int] = {}
-    for tensor in (tensor for node in nodes for tensor in _tensors(node)):
+    for tensor in (tensor for node in nodes for tensor in tensors_of(node)):
         size = tensor.untyped_storage().nbytes()
         found[storage_id(tensor)] = size if isinstance(size, int) else 0
     return found

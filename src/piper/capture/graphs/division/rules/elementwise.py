@@ -116,7 +116,7 @@ def _divided_dropout(
     cut = option.output
     assert isinstance(cut, Cut)
     where = [cut.dim, cut.blocks, call.ways, int(cut.zigzag)]
-    return emit(DIVIDED_DROPOUT, *args, list(call.shape), where, emit.rank)
+    return emit(DIVIDED_DROPOUT, *args[:4], list(call.shape), where, emit.rank, *args[4:])
 
 
 @rule(torch.ops.piper.dropout, local=_divided_dropout)
