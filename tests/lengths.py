@@ -51,6 +51,27 @@ def label_loss(output: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(output.flatten(0, 1), labels.flatten(), ignore_index=NOTHING)
 
 
+def errors(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each position, and a mask of those that count."""
+    found = functional.cross_entropy(output.transpose(1, 2), labels.clamp(min=0), reduction="none")
+    return found, (labels != NOTHING).double()
+
+
+def row_sums(output: Tensor, labels: Tensor) -> Tensor:
+    """The same as `label_loss`: rows are averaged, positions are added up."""
+    e, m = errors(output, labels)
+    return (e * m).sum(1).mean() / m.sum(1).mean()
+
+
+def means(output: Tensor, labels: Tensor) -> Tensor:
+    """The same: rows and positions are averaged."""
+    e, m = errors(output, labels)
+    return (e * m).mean() / m.mean()
+
+
+RATIOS = {"row sums": row_sums, "means": means}
+
+
 def mean_loss(output: Tensor, labels: Tensor) -> Tensor:
     return (output.logsumexp(-1) * (labels + 1)).mean()
 
@@ -76,7 +97,7 @@ def train_apart(rank: int, text: str, loss: str = "labels") -> Any:
     replica = feeds_of(strategy).feed(rank)
     weight = {"loss_weight": lambda tokens, labels: labels.numel()} if loss == "weighted" else {}
     given: dict[str, Any] = {"example": padded(0, replica), "optimizer": SGD, "max_norm": 0.5}
-    function = label_loss if loss == "labels" else mean_loss
+    function = RATIOS.get(loss, label_loss if loss == "labels" else mean_loss)
     trainer = Trainer(Reader(), function, strategy, **given, **weight)
     try:
         found = [trainer.step(*padded(k, replica)) for k in range(len(STEPS))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,3 +30,21 @@ def test_the_error_names_the_loss_function_and_its_arguments(loss_fn: object) ->
 
     notes = "\n".join(error.value.__notes__)
     assert "output is [4, 3] of float32, labels are [4] of int64" in notes
+
+
+LOSSES = {
+    r"test_loss_call\.py:\d+": swapped,
+    "loss_fn": functional.cross_entropy,
+    r"loss_fn\b": nn.NLLLoss(),
+}
+
+
+@pytest.mark.parametrize("where", LOSSES)
+def test_the_error_ends_with_the_loss_function(where: str) -> None:
+    example = torch.randn(4, 6), torch.randint(3, (4, 5))
+
+    with pytest.raises(Exception) as error:
+        capture(nn.Linear(6, 3), LOSSES[where], example)
+
+    traced = "raised while Piper traced the loss function on tensors without values"
+    assert re.fullmatch(f"{where}: {traced}", error.value.__notes__[-1])

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from draws import every
-from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trained_as_plain import assert_trains_as_plain
 
 from piper import Place, Replicate, Split, Strategy, Trainer, rehearse, where
 from piper.errors import InputError
@@ -78,16 +78,9 @@ WAYS = [(loss, one) for loss in LOSSES for one in STRATEGIES]
 
 @pytest.mark.parametrize(("loss", "strategy"), every(5, WAYS))
 def test_models_with_class_weights_train_as_in_plain_pytorch(loss: str, strategy: str) -> None:
-    model, batches = Classifier(LOSSES[loss]), [data(seed) for seed in range(3)]
-    losses = plain_losses(SGD(model.parameters()), batches, model)
+    make, batches = partial(Classifier, LOSSES[loss]), [data(seed) for seed in range(3)]
 
-    found = rehearse(Classifier(LOSSES[loss]), None, STRATEGIES[strategy], batches, optimizer=SGD)
-
-    assert found.losses == pytest.approx(losses, rel=1e-12)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(
-            found.parameters[name], parameter.detach(), rtol=1e-10, atol=1e-12
-        )
+    assert_trains_as_plain(make, STRATEGIES[strategy], batches, SGD)
 
 
 def test_weights_that_a_forward_updates_are_not_known() -> None:

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import torch
 from draws import every
-from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trained_as_plain import assert_trains_as_plain
 
 from piper import Place, Replicate, Split, Strategy, rehearse, where
 from piper.errors import InputError
@@ -83,16 +83,9 @@ WAYS = [(term, one) for term in TERMS for one in STRATEGIES]
 
 @pytest.mark.parametrize(("term", "strategy"), every(4, WAYS))
 def test_terms_with_one_count_train_as_in_plain_pytorch(term: str, strategy: str) -> None:
-    model, batches = Decoder(TERMS[term]), [data(seed) for seed in range(3)]
-    losses = plain_losses(SGD(model.parameters()), batches, model)
+    make, batches = partial(Decoder, TERMS[term]), [data(seed) for seed in range(3)]
 
-    found = rehearse(Decoder(TERMS[term]), None, STRATEGIES[strategy], batches, optimizer=SGD)
-
-    assert found.losses == pytest.approx(losses, rel=1e-12)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(
-            found.parameters[name], parameter.detach(), rtol=1e-10, atol=1e-12
-        )
+    assert_trains_as_plain(make, STRATEGIES[strategy], batches, SGD)
 
 
 OTHERS: dict[str, Term] = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, levels_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -146,8 +146,7 @@ def test_rows_that_meet_are_seen(name: str, own: bool, caplog: pytest.LogCapture
             assert "rows of the batch meet" in caplog.text
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize(("name", "own"), levels_of(APART, [False, True]))
 def test_rows_apart_give_no_alarm(name: str, own: bool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "piper"):
         found, plain = run(APART[name], own)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
 from draws import every
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from piper import Place, Split, rehearse, where
+from warned import warned
 
 ROWS, TOKENS, WIDTH = 8, 6, 4
-SGD = partial(torch.optim.SGD, lr=0.1)
 Mix = Callable[[Tensor], Tensor]
 
 
@@ -83,10 +79,7 @@ class Net(nn.Module):
 def warnings_of(mix: Mix, last: Mix, caplog: pytest.LogCaptureFixture) -> list[str]:
     draw = torch.Generator().manual_seed(1)
     batch = torch.randn(2, ROWS, TOKENS, WIDTH, generator=draw, dtype=torch.float64).clamp(-1, 1)
-    with caplog.at_level(logging.WARNING, "piper"):
-        strategy = [Place(where(), [0]), Split("MB", 2)]
-        rehearse(Net(mix, last), F.mse_loss, strategy, [tuple(batch)], optimizer=SGD)
-    return caplog.messages
+    return warned(caplog, Net(mix, last), F.mse_loss, tuple(batch))
 
 
 LASTS: dict[str, Mix] = {"plain": lambda x: x, "tanh": torch.tanh}

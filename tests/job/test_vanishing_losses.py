@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 import torch
 from draws import every
-from plain_loop import plain_losses
 from torch import Tensor, nn
+from trained_as_plain import assert_trains_as_plain
 
 from piper import Place, Replicate, Split, Strategy, rehearse, where
 
@@ -66,16 +66,9 @@ WAYS = [(loss, one) for loss in LOSSES for one in (HALVES, REPLICAS)]
 
 @pytest.mark.parametrize(("loss", "strategy"), every(3, WAYS))
 def test_losses_that_vanish_train_as_in_plain_pytorch(loss: str, strategy: Strategy) -> None:
-    model, batches = Policy(LOSSES[loss]), [data(seed) for seed in range(3)]
-    losses = plain_losses(SGD(model.parameters()), batches, model)
+    make, batches = partial(Policy, LOSSES[loss]), [data(seed) for seed in range(3)]
 
-    found = rehearse(Policy(LOSSES[loss]), None, strategy, batches, optimizer=SGD)
-
-    assert found.losses == pytest.approx(losses, abs=1e-12)
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(
-            found.parameters[name], parameter.detach(), rtol=1e-10, atol=1e-12
-        )
+    assert_trains_as_plain(make, strategy, batches, SGD, partial(pytest.approx, abs=1e-12))
 
 
 MEETING: dict[str, Loss] = {

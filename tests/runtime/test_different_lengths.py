@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from lengths import NOTHING, ROWS, SGD, STEPS, Reader, label_loss, mean_loss, padded, train_apart
+from lengths import (
+    NOTHING,
+    RATIOS,
+    ROWS,
+    SGD,
+    STEPS,
+    Reader,
+    label_loss,
+    mean_loss,
+    padded,
+    train_apart,
+)
 from pool import run_on
 from torch import Tensor
 
@@ -60,7 +71,7 @@ def strategy(pp: int = 1, **options: Any) -> Strategy:
 
 
 def check(world: int, chosen: Strategy, loss: str = "labels") -> None:
-    losses, parameters = plain(loss)
+    losses, parameters = plain("labels" if loss in RATIOS else loss)
 
     results = run_on(world, train_apart, chosen.to_json(), loss)
 
@@ -77,6 +88,11 @@ def check(world: int, chosen: Strategy, loss: str = "labels") -> None:
 
 def test_replicas_may_have_different_lengths() -> None:
     check(2, strategy(zero=3))  # gathers depend on lengths at first
+
+
+@pytest.mark.parametrize("loss", RATIOS)
+def test_a_mean_over_a_mean_counts_what_each_replica_averages(loss: str) -> None:
+    check(2, strategy(zero=0), loss)
 
 
 @pytest.mark.soak

@@ -82,7 +82,9 @@ def test_a_microbatch_whose_gradient_would_be_nan_is_refused() -> None:
     )
 
 
-def test_means_over_different_counts_have_no_common_weight() -> None:
+def test_means_over_different_counts_have_no_common_weight(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     batch = (data(rows=4)[0][0], torch.tensor([-100, 0, 1, 2]))
 
     def loss_fn(output: Tensor, labels: Tensor) -> Tensor:
@@ -90,31 +92,42 @@ def test_means_over_different_counts_have_no_common_weight() -> None:
 
     with pytest.raises(InputError) as refused:
         rehearse(Net(), loss_fn, [*TWO, Split("MB", 2)], [batch])
+    warned = caplog.text
+    caplog.clear()
     full = (batch[0], batch[1].clamp(min=0))
     result = rehearse(Net(), loss_fn, [*TWO, Split("MB", 2)], [full], optimizer=SGD)
 
     assert str(refused.value) == (
         "batch: a part of the loss is a mean over labels other than -100, another part is not: in "
         "microbatch 0 there are 1 of 2, so no single weight is right\n"
-        "  fix: make both means over rows: with w = mask * len(mask) / mask.sum() in your batches, "
-        "(losses * w).mean() is the mean of the losses in the mask; or give the Trainer "
+        "  fix: make both means over rows: with w = mask * mask.numel() / mask.sum() in your "
+        "batches, for the mask of all replicas together, (losses * w).mean() is the mean of the "
+        "losses in the mask; use one microbatch and one replica; or give the Trainer "
         "loss_weight=lambda *microbatch: the weight that you want"
     )
+    assert "a step on a batch like this one is an error: a part of the loss" in warned
+    assert "like this one" not in caplog.text
     assert_equal(result, plainly(Net(), loss_fn, [full]))
 
 
-def test_means_over_different_counts_are_written_as_means_over_rows() -> None:
-    """As the message above says."""
+@pytest.mark.parametrize("places", [(), (3,)])
+def test_means_over_different_counts_are_written_as_means_over_rows(places: tuple[int]) -> None:
+    """As the message above says, also where a row has several labels."""
     labels = torch.tensor([-100, -100, 1, 2, 3, -100, 4, 0, 0, 1, 2, 3])
+    labels = torch.stack([labels.roll(k) for k in range(*places)], 1) if places else labels
     mask = labels != -100
-    weighed = [(x, (labels, mask * len(mask) / mask.sum())) for x, _ in data()]
+    weighed = [(x, (labels, mask * mask.numel() / mask.sum())) for x, _ in data()]
+
+    def logits(output: Tensor, labels: Tensor) -> Tensor:
+        return output if labels.dim() == 1 else torch.stack([output, 2 * output, -output], 2)
 
     def loss_fn(output: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
-        each = functional.cross_entropy(output, given[0], reduction="none")
+        each = functional.cross_entropy(logits(output, given[0]), given[0], reduction="none")
         return (each * given[1]).mean() + output.square().mean()
 
     def wanted(output: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
-        return functional.cross_entropy(output, given[0]) + output.square().mean()
+        each = functional.cross_entropy(logits(output, given[0]), given[0])
+        return each + output.square().mean()
 
     result = rehearse(Net(), loss_fn, [*TWO, Split("MB", 4)], weighed, optimizer=SGD)
 
@@ -242,7 +255,7 @@ def test_the_log_says_what_is_counted_and_whether_loss_weight_differs(
         rehearse(Tokens("sliced"), None, parts, [(tokens, labels)], loss_weight=counted)
 
     assert (
-        "the loss is a mean over labels other than -100: each microbatch is weighted by how many "
+        "the loss is a mean over labels other than -100: a microbatch counts by how many of them "
         "it has"
     ) in caplog.messages
     assert (

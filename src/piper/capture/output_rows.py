@@ -1,6 +1,7 @@
 """In which dimension the outputs of a model have the rows of its batch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,68 +15,64 @@ from piper.capture.trace.arguments.outputs import Output, is_tensor
 from piper.capture.trace.forward import output_graph
 
 
-def row_dimensions(
-    model: nn.Module,
-    output: Output,
-    example: tuple[Any, ...],
-    whole: frozenset[int],
-    device: str,
-    precision: Precision | None,
-) -> tuple[int | None, ...]:
-    """Of each tensor that a model returns for this example, which ends with labels. None: it has
-    none, or several.
+@dataclass(frozen=True)
+class OutputRows:
+    """Of each tensor that a model returns for this example, which ends with labels."""
 
-    A size that equals the number of rows by chance does not grow with it.
-    """
-    inputs = inputs_of(example, whole)
-    rows, shapes = inputs.rows or 0, _shapes(output)
-    found = _with_twice_the_rows(model, inputs, device, precision)
-    if found is None:
-        return tuple(0 if shape[:1] == (rows,) else None for shape in shapes)
-    return tuple(_grown(one, other, rows) for one, other in zip(shapes, found, strict=True))
+    model: nn.Module
+    output: Output
+    example: tuple[Any, ...]
+    whole: frozenset[int]
+    device: str
+    precision: Precision | None
 
+    @property
+    def inputs(self) -> Inputs:
+        return inputs_of(self.example, self.whole)
 
-def unclear_dimensions(
-    model: nn.Module,
-    output: Output,
-    example: tuple[Any, ...],
-    whole: frozenset[int],
-    device: str,
-    precision: Precision | None,
-) -> tuple[int | None, ...]:
-    """Of each tensor that a model returns, the first dimension that grows with the rows of its
-    batch, which is the second of what recurrent layers return.
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(leaf[0]) for leaf in self.output[0] if is_tensor(leaf)]
 
-    Empty if sizes say that it is the first, or if the model does not run with more rows.
-    """
-    inputs = inputs_of(example, whole)
-    rows, shapes = inputs.rows or 0, _shapes(output)
-    if not rows or not any(_is_unclear(shape, rows) for shape in shapes):
-        return ()
-    found = _with_twice_the_rows(model, inputs, device, precision) or []
-    pairs = zip(shapes, found, strict=bool(found))
-    return tuple(next(iter(_moved(one, other)), None) for one, other in pairs)
+    def dimensions(self) -> tuple[int | None, ...]:
+        """None: it has none, or several.
+
+        A size that equals the number of rows by chance does not grow with it.
+        """
+        rows, found = self.inputs.rows or 0, self.with_twice_the_rows()
+        if found is None:
+            return tuple(0 if shape[:1] == (rows,) else None for shape in self.shapes)
+        return tuple(
+            _grown(one, other, rows) for one, other in zip(self.shapes, found, strict=True)
+        )
+
+    def unclear_dimensions(self) -> tuple[int | None, ...]:
+        """The first dimension that grows with the rows of its batch, which is the second of what
+        recurrent layers return.
+
+        Empty if sizes say that it is the first, or if the model does not run with more rows.
+        """
+        rows = self.inputs.rows
+        if not rows or not any(_is_unclear(shape, rows) for shape in self.shapes):
+            return ()
+        found = self.with_twice_the_rows() or []
+        pairs = zip(self.shapes, found, strict=bool(found))
+        return tuple(next(iter(_moved(one, other)), None) for one, other in pairs)
+
+    def with_twice_the_rows(self) -> list[tuple[int, ...]] | None:
+        """The shapes that a model returns. None: it does not run."""
+        try:
+            with torch_private.fake_errors_unlogged(), torch.enable_grad():
+                twice = self.inputs.with_rows(2 * (self.inputs.rows or 0))
+                graph = output_graph(self.model, twice, self.device, self.precision).graph
+        except Exception:  # whatever it is
+            return None
+        returned = graph.output_node().args[0][0].args[0]
+        return [tuple(value(_returned(one)).shape) for one in returned]
 
 
 def _is_unclear(shape: Sequence[int], rows: int) -> bool:
     return len(shape) > 1 and (shape[0] != rows or rows in shape[1:])
-
-
-def _shapes(output: Output) -> list[tuple[int, ...]]:
-    return [tuple(leaf[0]) for leaf in output[0] if is_tensor(leaf)]
-
-
-def _with_twice_the_rows(
-    model: nn.Module, inputs: Inputs, device: str, precision: Precision | None
-) -> list[tuple[int, ...]] | None:
-    """The shapes that a model returns. None: it does not run."""
-    try:
-        with torch_private.fake_errors_unlogged(), torch.enable_grad():
-            twice = inputs.with_rows(2 * (inputs.rows or 0))
-            graph = output_graph(model, twice, device, precision).graph
-    except Exception:  # whatever it is
-        return None
-    return [tuple(value(_returned(one)).shape) for one in graph.output_node().args[0][0].args[0]]
 
 
 def _returned(flat: fx.Node) -> fx.Node:

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
-from plain_loop import plain_losses
+from draws import every, levels_of
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trained_as_plain import assert_trains_as_plain
 
 from piper import Place, Replicate, Split, Strategy, rehearse, where
 from piper.capture.loss import LossForm, own_form
@@ -120,8 +120,7 @@ def form(loss: Loss, rows: int) -> LossForm:
     return own_form(Model(loss), inputs_of(data(1, rows)), "cpu", None, LossForm())
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3])
-@pytest.mark.parametrize("name", PROVED)
+@pytest.mark.parametrize(("name", "rows"), levels_of(PROVED, [1, 2, 3]))
 def test_tokens_first_is_proved(name: str, rows: int) -> None:
     assert form(PROVED[name], rows).kind == "mean"
 
@@ -141,14 +140,6 @@ WAYS = [(name, one) for name in PROVED for one in STRATEGIES]
 
 @pytest.mark.parametrize(("name", "strategy"), every(3, WAYS))
 def test_models_with_tokens_first_train_as_in_plain_pytorch(name: str, strategy: Strategy) -> None:
-    model, batches = Model(PROVED[name]), [data(seed) for seed in range(3)]
-    losses = plain_losses(SGD(model.parameters()), batches, model)
+    make, batches = partial(Model, PROVED[name]), [data(seed) for seed in range(3)]
 
-    found = rehearse(Model(PROVED[name]), None, strategy, batches, optimizer=SGD)
-
-    assert found.losses == pytest.approx(losses, rel=1e-12)
-    for one, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            torch.testing.assert_close(
-                found.parameters[one], parameter.detach(), rtol=1e-10, atol=1e-12
-            )
+    assert_trains_as_plain(make, strategy, batches, SGD)

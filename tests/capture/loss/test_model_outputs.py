@@ -58,7 +58,6 @@ GROWING: dict[str, Aux] = {  # neither a sum nor a mean
     "a root": lambda x, h: h.square().sum().sqrt(),
     "linalg": lambda x, h: torch.linalg.norm(h),
     "sum of norms": lambda x, h: h.norm(dim=0).sum(),
-    "norm 1": lambda x, h: h.norm(p=1),
     "square": lambda x, h: h.sum() ** 2,
     "sum and mean": lambda x, h: h.square().sum() + x.mean(),
     "sum times mean": lambda x, h: h.square().sum() * h.square().mean(),
@@ -178,6 +177,16 @@ def test_a_norm_is_not_supported_where_the_loss_uses_it(aux: Aux) -> None:
         with pytest.raises(InputError, match="a sum or a norm over the rows"):
             difference(aux, loss)
     assert difference(aux, without) < 1e-12
+
+
+def test_a_norm_that_is_a_sum_is_one() -> None:
+    def sizes(x: Tensor, h: Tensor) -> Tensor:
+        return h.norm(p=1)
+
+    with pytest.raises(InputError, match="a sum or a norm over the rows"):
+        difference(sizes, mean)
+    for loss in (total, divided, without):
+        assert difference(sizes, loss) < 1e-12
 
 
 @pytest.mark.parametrize("aux", cases(MEANS, 5))

@@ -1,5 +1,6 @@
 """How a loss depends on the rows of its batch: a mean, a sum, or a mean over what is counted."""
 
+from piper.capture.loss.coarse_loss import coarse_loss
 from piper.capture.loss.counts import Count, counted, divisor
 from piper.capture.loss.form import (
     LossForm,
@@ -16,6 +17,7 @@ __all__ = [
     "Count",
     "GrowingOutput",
     "LossForm",
+    "coarse_loss",
     "counted",
     "divisor",
     "form_from_json",

@@ -11,12 +11,14 @@ from torch import Tensor, fx
 from piper.capture.fx_nodes import closure, in_order, line
 from piper.capture.fx_nodes import value as value_of
 from piper.capture.kernels.shipping import from_json, to_json
-from piper.capture.loss.counted_sums import make_plain
-from piper.capture.loss.domain import Chosen, Divisor, Labels, PerRow, Total
+from piper.capture.loss.calls import base_name
+from piper.capture.loss.counted_sums import SHAPES, make_plain
+from piper.capture.loss.domain import Average, Chosen, Divisor, Labels, PerRow, Total
 from piper.capture.loss.drawn_masks import is_drawn, without_orders
 from piper.capture.torch_private import graph_module
 
 aten = torch.ops.aten
+LINEAR = ("mean", "sum", "mul", "div", *SHAPES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,18 @@ def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divis
             what = f"what {line(value) or 'the loss'} divides by"
             graph.output(copies[total])
             full, scale = _full(total), None if value is total else _scale(root, total, value)
+        case Average(value):
+            what = f"what {line(value) or 'the loss'} divides by"
+            elements = _averaged(value)
+            if elements is None:
+                return None
+            graph.output(graph.call_function(aten.mul.Tensor, (copies[value], elements)))
         case PerRow():
             return None
         case _:
             assert_never(found)
+    if isinstance(found, Average) and value_of(found.value).numel() > 1:
+        return None
     if isinstance(found, Total) and value_of(found.total).numel() > 1:
         return None
     without_orders(graph)
@@ -134,10 +144,32 @@ def _ends(found: Divisor) -> list[fx.Node]:
             return [mask]
         case Total(total, _):
             return [total]
+        case Average(value):
+            return [value]
         case PerRow():
             return []
         case _:
             assert_never(found)
+
+
+def _averaged(value: fx.Node) -> float | None:
+    """What a sum over rows is divided by in a mean: times it, those of microbatches add up.
+
+    That of a mean over rows and tokens differs between replicas of rows of different lengths.
+    """
+    node, factor, is_found = value, 1.0, False
+    while len(node.all_input_nodes) == 1 and (base_name(node) in LINEAR or not is_found):
+        (source,) = node.all_input_nodes
+        name, other = base_name(node), node.args[1] if len(node.args) > 1 else None
+        if name == "mean":
+            if not (many := _numel(source)) or not (left := _numel(node)):
+                return None
+            factor *= many / left
+        if name in ("div", "mul") and isinstance(other, int | float) and other:
+            factor *= other if name == "div" else 1 / other
+        is_found = is_found or name in ("mean", "sum")
+        node = source
+    return factor if is_found else None
 
 
 def _copied(

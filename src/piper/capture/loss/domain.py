@@ -19,6 +19,13 @@ class Total:
 
 
 @dataclass(frozen=True, slots=True)
+class Average:
+    """A mean over rows that is divided by `value`, a mean over rows of the batch's own tensors."""
+
+    value: fx.Node
+
+
+@dataclass(frozen=True, slots=True)
 class Labels:
     """Divided by the number of labels that are not ignored, or by their class weights."""
 
@@ -34,7 +41,7 @@ class Chosen:
     mask: fx.Node
 
 
-Divisor = PerRow | Total | Labels | Chosen
+Divisor = PerRow | Total | Average | Labels | Chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import copy
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from piper.capture import torch_private, tracing_private
 from piper.capture.fx_nodes import arguments, value
 from piper.capture.loss.calls import base_name
 from piper.capture.loss.counts import Count, count_of, merged
+from piper.capture.loss.decisions import deciding_line, threshold_line
 from piper.capture.loss.domain import (
     FIXED,
     MEAN,
@@ -57,6 +58,8 @@ class LossForm:
     growing: str = ""  # the line of an output that grows with the rows, where a mean should be
     unknown: tuple[str, ...] = ()  # lines of outputs that count as means, without a proof
     dims: tuple[int | None, ...] = ()  # of rows in these tensors, if sizes do not say it
+    decides: str = ""  # the line of a decision by what all rows give
+    threshold: str = ""  # the line of a decision by how many rows count
     held: tuple[str, ...] = ()  # buffers whose values `counts` have
     others: tuple[tuple[int, "LossForm"], ...] = ()  # for microbatches of so many rows
 
@@ -109,7 +112,15 @@ def own_form(
         found = _of_two(
             [own_loss_graph(model, one, device, precision) for one in sizes], model, inputs
         )
-    return found or otherwise
+    return _with_decision(found, otherwise)
+
+
+def _with_decision(found: LossForm | None, otherwise: LossForm) -> LossForm:
+    """Without a proof, what may be the reason."""
+    if found is None or found.kind is None:
+        why = (found.decides, found.threshold) if found else ("", "")
+        return replace(otherwise, decides=why[0], threshold=why[1])
+    return found
 
 
 @forgetting()
@@ -143,7 +154,7 @@ def function_form(
         warnings.simplefilter("ignore")  # they have been seen when the model was traced
         given = loss_fn, output, arguments[-1], rows
         found = _of_function(*given, len(batch), whole, growing, dims)
-        return replace(found, sums=sums, unknown=unknown, dims=dims) if found else otherwise
+        return replace(_with_decision(found, otherwise), sums=sums, unknown=unknown, dims=dims)
     return otherwise
 
 
@@ -179,7 +190,8 @@ def _of_function(
     known = followed(one.graph, given, frozenset(batch), rows, twins)
     first = tensors - len(batch)  # the labels are the last tensors of the batch
     everything: list[fx.Node | None] = [*[None] * first, *batch]
-    return _form(one, everything, known[one.graph.output_node().args[0][0]])
+    loss = one.graph.output_node().args[0][0]
+    return _form(one, everything, known[loss]) or _undecided(known, loss, batch)
 
 
 def _traced_loss(
@@ -256,9 +268,21 @@ def _of_two(
     batch = one.graph.find_nodes(op="placeholder")[-len(inputs.tensors) :]
     given = growing_rows(batch, twins)
     known = followed(one.graph, given, frozenset(batch), rows, twins, model=True)
-    loss = known[one.graph.output_node().args[0][0]]
+    node = one.graph.output_node().args[0][0]
+    loss = known[node]
     found = _form(one, batch, loss)
-    return found and replace(found, held=tuple(held_by(loss)))
+    return replace(found, held=tuple(held_by(loss))) if found else _undecided(known, node, batch)
+
+
+def _undecided(known: Mapping[fx.Node, Known], loss: fx.Node, batch: Sequence[fx.Node]) -> LossForm:
+    """Not proved. The batch's own tensors count rows, and what follows them alone decides nothing
+    by the model."""
+    own = set(batch)
+    for node in loss.graph.nodes:
+        if node.all_input_nodes and own.issuperset(node.all_input_nodes):
+            own.add(node)
+    given = known, loss, frozenset(own)
+    return LossForm(decides=deciding_line(*given), threshold=threshold_line(*given))
 
 
 def _form(root: fx.GraphModule, batch: Sequence[fx.Node | None], known: Known) -> LossForm | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from piper.capture.fx_nodes import closure, value
+from piper.capture.fx_nodes import arguments, closure, paired, value
 from piper.capture.loss import drawn_rows, labelled, norms, shapes  # noqa: F401  (fill RULES)
 from piper.capture.loss.calls import Call, proportional, shape
 from piper.capture.loss.domain import FIXED, MIXED, Fixed, Inner, Known, Reduced, Row, Rows, Size
@@ -169,30 +169,43 @@ def _sizes(node: fx.Node) -> list[str]:
     return [str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def paired(graph: fx.Graph, other: fx.Graph) -> dict[fx.Node, fx.Node] | None:
-    """The nodes of two traces of one function, if they call the same operators."""
-    here, there = list(graph.nodes), list(other.nodes)
-    place = {node: k for k, node in enumerate(here)} | {node: k for k, node in enumerate(there)}
-
-    def outline(node: fx.Node) -> tuple[object, ...]:
-        return node.op, str(node.target), tuple(place[one] for one in node.all_input_nodes)
-
-    if [outline(node) for node in here] != [outline(node) for node in there]:
-        return None
-    return dict(zip(here, there, strict=True))
-
-
 def twins_of(one: fx.Graph, two: fx.Graph, rows: int) -> dict[fx.Node, fx.Node] | None:
     """Each node, with that of the graph for twice the `rows`. None: they call something else.
 
     Both graphs change in place: nothing runs the second, which only shows what grows.
     """
     for graph in (one, two):
+        fill_by_sizes(graph)
         merge_equal(graph)
     found = paired(one, two)
     if found is not None or rows > 1:
         return found
     return paired(without_copies(one), without_copies(two))
+
+
+def fill_by_sizes(graph: fx.Graph) -> None:
+    """Change a graph in place: `h.new_zeros(n)` has no value of h."""
+    for node in graph.nodes:
+        number = _filling(node)
+        if number is None or not all(isinstance(size, int) for size in shape(node)):
+            continue
+        with graph.inserting_before(node):
+            given = {"dtype": value(node).dtype, "device": value(node).device}
+            made = graph.call_function(aten.full.default, (list(shape(node)), number), given)
+        made.meta = node.meta
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+
+
+def _filling(node: fx.Node) -> int | float | None:
+    """The number in all elements of a new tensor that has only the type or size of another."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return None
+    name = str(node.target).removeprefix("aten.").rpartition(".")[0]
+    if name in ("new_zeros", "zeros_like", "new_ones", "ones_like"):
+        return int("ones" in name)
+    number = arguments(node)["fill_value"] if name in ("new_full", "full_like") else None
+    return number if isinstance(number, int | float) else None
 
 
 def without_copies(graph: fx.Graph) -> fx.Graph:

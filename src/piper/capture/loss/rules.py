@@ -3,14 +3,16 @@
 from collections.abc import Callable
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
+from piper.capture.fx_nodes import value
 from piper.capture.loss.calls import Call, aligned, base_name, shape
 from piper.capture.loss.domain import (
     FIXED,
     MEAN,
     MIXED,
     SUM,
+    Average,
     Chosen,
     Fixed,
     Known,
@@ -78,7 +80,18 @@ def total_of(call: Call, name: str) -> fx.Node | None:
     "positive", "lift_fresh", "lift_fresh_copy", "double", "float",
 )  # fmt: skip
 def same(call: Call) -> Known:
-    return call.of(next(iter(call.given)))
+    """A sum that loses its fraction is a function of it."""
+    first = next(iter(call.given))
+    source, found = call.given[first], value(call.node)
+    if isinstance(source, fx.Node) and isinstance(found, Tensor) and not is_fractional(found):
+        before = value(source)
+        if isinstance(before, Tensor) and is_fractional(before):
+            return elementwise(call)
+    return call.of(first)
+
+
+def is_fractional(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 @rule("mul", "multiply")
@@ -93,7 +106,20 @@ def product(call: Call) -> Known:
         return MIXED if a.over and b.over else aligned(call, ["self", "other"])
     if a == Root(2) and call.given["self"] is call.given["other"]:
         return SUM
+    for name, one in (("other", a), ("self", b)):
+        if one == SUM and (found := inverse_of_total(call, name)) is not None:
+            return Reduced((found,))
     return linear(call, a, b)
+
+
+def inverse_of_total(call: Call, name: str) -> Total | None:
+    """`1 / mask.sum()`, by which a sum is multiplied."""
+    node, total = call.given[name], total_of(call, name)
+    if total is not None and base_name(node) == "mul" and node.args[1:] == (1,):
+        (node,) = node.all_input_nodes  # torch writes it so
+    if total is None or base_name(node) != "reciprocal":
+        return None
+    return Total(total, node.all_input_nodes[0])
 
 
 @rule("div", "divide", "true_divide")
@@ -113,7 +139,7 @@ def quotient(call: Call) -> Known:
     if total is not None and isinstance(a, Rows) and a.over is None and not shape(value):
         return Rows(a.dim, Total(total, value), a.mask)
     if a == b == MEAN and call.is_own("other"):
-        return Reduced((Total(value, value),))
+        return Reduced((Average(value),))
     return elementwise(call)
 
 
@@ -153,6 +179,12 @@ def is_nothing(call: Call, name: str) -> bool:
     return call.twin is not None and all(isinstance(n, fx.Node) and is_zero(n) for n in nodes)
 
 
+def adds_nothing(call: Call) -> bool:
+    """Whether it is the 0 that a loop starts with, for any number of rows."""
+    numbers = call.given.get("other"), call.given_twin.get("other")
+    return call.twin is not None and all(isinstance(n, int | float) and n == 0 for n in numbers)
+
+
 def is_zero(node: fx.Node) -> bool:
     if node.op != "call_function" or base_name(node) != "mul" or shape(node):
         return False
@@ -162,6 +194,8 @@ def is_zero(node: fx.Node) -> bool:
 @rule("add", "sub", "subtract", "rsub")
 def sum_of_two(call: Call) -> Known:
     a, b = call.of("self"), call.of("other")
+    if adds_nothing(call):
+        return a
     if isinstance(a, Reduced) or isinstance(b, Reduced):
         if isinstance(a, Reduced | Fixed) and is_nothing(call, "other"):
             return a
@@ -189,6 +223,14 @@ def reduced(known: Known, kind: int) -> Known:
     return known
 
 
+@rule("count_nonzero")
+def count(call: Call) -> Known:
+    """The sum of `x != 0`. Of a sum over rows, it is none over rows."""
+    known = call.of("self")
+    plain = known == FIXED or (isinstance(known, Rows) and known.over is None)
+    return sum_or_mean(call) if plain else MIXED
+
+
 @rule("sum", "mean")
 def sum_or_mean(call: Call) -> Known:
     known, dims = call.of("self"), call.dims()
@@ -209,7 +251,7 @@ def moved(call: Call, known: Rows, dims: list[int]) -> Known:
 @rule(
     "softmax", "log_softmax", "_softmax", "_log_softmax", "logsumexp", "amax", "amin", "argmax",
     "argmin", "prod", "any", "all", "std", "var", "cumsum", "flip",
-    "sort", "argsort", "topk", "max", "min", "median", "cosine_similarity", "count_nonzero", "diff",
+    "sort", "argsort", "topk", "max", "min", "median", "cosine_similarity", "diff",
     "glu", "roll", "softmin", "cumprod", "logcumsumexp", "nansum", "nanmean", "var_mean",
 )  # fmt: skip
 def within_rows(call: Call) -> Known:

@@ -165,7 +165,9 @@ def chosen_numbers(call: Call) -> Known:
 def where(call: Call) -> Known:
     """With one argument, it is `nonzero`."""
     if len(call.given) > 1:
-        return elementwise(call)
+        a, b = call.of("self"), call.of("other")
+        alike = call.of("condition") == FIXED and (isinstance(a, Reduced) or isinstance(b, Reduced))
+        return plus(a, b) if alike else elementwise(call)
     mask = call.given["condition"]
     found = call.of("condition")
     return RowNumbers(mask) if found == Rows(0) and is_own_mask(call, mask) else MIXED

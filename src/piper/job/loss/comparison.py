@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, combinations
 
 import torch
 from torch import Tensor
 
-from piper.capture.trace.trials.trial_draws import Kind, MixedNumbers, layouts
+from piper.capture.trace.trials.trial_draws import Kind, Layout, MixedNumbers, layouts
 from piper.capture.trace.trials.trial_run import (
     Trial,
     TrialRuns,
     computing_in,
     gradients,
-    in_type,
 )
 from piper.job.batch.batch import Batch
 from piper.job.batch.replica_batches import with_rows
 from piper.job.loss.loss_reduction import (
     LossReduction,
+    bent,
     growing_output,
     own_rows,
     refuse_weightless,
@@ -33,7 +34,19 @@ from piper.job.loss.rows_compared import (
     where_rows_meet,
 )
 from piper.job.loss.summed_sizes import rounding_of
-from piper.job.loss.trial_messages import bent, gradients_meet, no_mean, no_mean_over_rows
+from piper.job.loss.trial_messages import (
+    gradients_meet,
+    mean_of_parts,
+    no_mean,
+    no_mean_over_rows,
+    no_plain_mean,
+)
+
+Shares = tuple[float, float]
+
+
+MOST_ORDERS = 3  # sizes of draws that may be in either order, each by itself
+GROWING = 1.3  # a logarithm grows by the same each time, a root by 1.4 times, and a sum by twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +58,33 @@ class Verdict:
     times: int | None = None  # so many microbatches were compared with a whole, and none differs
 
 
+def orders_of(draws: Sequence[Layout], rows: int) -> list[frozenset[tuple[int, ...]]]:
+    """Which sizes of draws may have all rows in turn: none, all, or some of a few.
+
+    Those with one element for each row, along a dimension, have one order.
+    """
+    several = [one.shape for one in draws if one.dim is not None and one.shape[one.dim] > rows]
+    sizes = list(dict.fromkeys(several))
+    few = sizes[:MOST_ORDERS]
+    some = (combinations(few, count) for count in range(1, len(few)))
+    found = [(), sizes, *chain.from_iterable(some)]
+    return [frozenset(one) for one in (found if sizes else found[:1])]
+
+
 def in_turn(pair: Batch, times: int) -> Batch:
     """So many microbatches: those of a pair, in turn."""
     return with_rows(pair, times * ((pair.rows or 0) // 2)) if times != 2 else pair
+
+
+def shares_of(
+    reduction: LossReduction, pair: Batch, times: int, dtype: torch.dtype | None
+) -> Shares:
+    """What the first of a pair and the second count in the loss, each as often as it comes."""
+    with computing_in(dtype):  # `mask.sum() + 1e-8` is rounded as in the loss
+        own = reduction.weights(in_turn(pair, times), times)
+        refuse_weightless(sum(own))
+        shares = reduction.shares(own, sum(own))
+    return sum(shares[::2]), sum(shares[1::2])
 
 
 @dataclass(frozen=True)
@@ -73,7 +110,6 @@ class Comparison:
         sizes: bool = False,
         draws: MixedNumbers | None = None,
     ) -> Comparison:
-        pair = pair.map(lambda tensor: in_type(tensor, dtype))
         parts = (in_turn(pair, times), *pair.parts(2))
         own = [draws and replace(draws, part=part) for part in (None, 0, 1)]
         how = dtype, calls, derived, sizes, None
@@ -93,8 +129,7 @@ class Comparison:
             layouts(self.whole.drawn, first, second, self.times),
             (self.pair.rows or 0) // 2,
         )
-        several = any(one.dim is not None and one.shape[one.dim] > rows for one in found)
-        for minor in (False, True)[: 1 + several] if found else ():
+        for minor in orders_of(found, rows) if found else ():
             draws = MixedNumbers(found, None, 2, seed, kind, minor, rows)
             try:
                 made = Comparison.of(self.runs, self.pair, 2, self.dtype, draws=draws)
@@ -106,10 +141,6 @@ class Comparison:
     @property
     def draws_bits_only(self) -> bool:
         return all(one.bits for one in self.whole.drawn)
-
-    @property
-    def batch(self) -> Batch:
-        return in_turn(self.pair, self.times)
 
     @property
     def is_finite(self) -> bool:
@@ -133,23 +164,13 @@ class Comparison:
         limit = sum(rounding_of(one.calls, one.loss, self.whole.coarsest) for one in runs)
         return abs(float(together) - float(whole.double())) <= limit
 
-    def together(self, reduction: LossReduction, is_whole: bool) -> Tensor | None:
-        """The loss of all microbatches, as Piper puts them together.
-
-        None if it depends on what they count: that is known for whole microbatches only.
-        """
-        if reduction.form.counts and not is_whole:
-            return None
-        pairs = zip(self.shares(reduction), self.halves, strict=True)
+    def together(self, shares: Shares) -> Tensor:
+        """The loss of all microbatches, as Piper puts them together."""
+        pairs = zip(shares, self.halves, strict=True)
         return torch.stack([share * one.loss.double().sum() for share, one in pairs]).sum()
 
-    def shares(self, reduction: LossReduction) -> tuple[float, float]:
-        """Of the first of the pair and of the second, each as often as it comes."""
-        with computing_in(self.dtype):  # `mask.sum() + 1e-8` is rounded as in the loss
-            own = reduction.weights(self.batch, self.times)
-            refuse_weightless(sum(own))
-            shares = reduction.shares(own, sum(own))
-        return sum(shares[::2]), sum(shares[1::2])
+    def shares(self, reduction: LossReduction) -> Shares:
+        return shares_of(reduction, self.pair, self.times, self.dtype)
 
     def judged_types(self) -> Verdict | None:
         """Results are rounded to the same types, which the trial itself does not do."""
@@ -202,11 +223,31 @@ class Comparison:
         if reduction.kind == "sum":
             raise no_sum(float(self.whole.loss), float(together))
         if said:
+            self.refuse_growing()
+            yield mean_of_parts(float(self.whole.loss), float(together))
             return
         numbers = [] if self.is_own_loss else list(self.numbers(reduction.form.sums))
         if not numbers:
             raise no_mean(float(self.whole.loss), float(together), self.is_sum())
         yield from numbers
+
+    def refuse_growing(self) -> None:
+        """A loss that the user calls a mean: rows that come twice do not change one.
+
+        That of a root or of the largest row stays the same, too. It grows by a little if rows are
+        compared with each other, as often as they are doubled, and by ever more if it is a sum.
+        """
+        one = self.pair.parts(2)[0]
+        often = [with_rows(one, times * (one.rows or 0)) for times in (1, 2, 4)]
+        try:
+            found = [self.runs.run(each.arguments, self.dtype, False) for each in often]
+        except Exception:  # it does not run with so many
+            return
+        once, twice, four = (float(each.loss) for each in found)
+        first, second = twice - once, four - twice
+        size = max(map(abs, (once, twice, four)))
+        if abs(first) > 1e3 * self.tolerance * size and second / first > GROWING:
+            raise no_plain_mean(once, twice)
 
     def is_sum(self) -> bool:
         """Whether the loss of the whole is the sum of those of its parts."""

@@ -10,17 +10,16 @@ from torch import nn
 
 from piper.capture import Captured, Precision
 from piper.capture.loss import LossForm, function_form, growing_outputs, own_form
-from piper.capture.output_rows import unclear_dimensions
+from piper.capture.output_rows import OutputRows
 from piper.capture.trace.arguments.inputs import inputs_of
 
 
-def is_settled(form: LossForm, said: bool, always: bool) -> bool:
+def is_settled(form: LossForm, said: bool) -> bool:
     """Whether what the graph of a model shows of its own loss is enough.
 
-    A sum may be divided by a number that is made from that of the rows. What is not proved matters
-    for microbatches, but not where whole batches are evaluated (`always`).
+    A sum may be divided by a number that is made from that of the rows.
     """
-    return said or form.kind == "mean" or (always and form.kind is None)
+    return said or form.kind == "mean"
 
 
 def loss_form(
@@ -38,6 +37,6 @@ def loss_form(
         unproved = replace(captured.form, kind=None)
         return own_form(model, inputs_of(example, whole), *types, unproved)
     output = captured.output
-    dims = unclear_dimensions(model, output, example, whole, *types)
+    dims = OutputRows(model, output, example, whole, *types).unclear_dimensions()
     growing = growing_outputs(model, output, example, whole, *types, dims)
     return function_form(loss_fn, output, example, captured.form, whole, growing, dims)

@@ -10,11 +10,12 @@ from math import isfinite
 from typing import Any, Literal
 
 from piper.capture import Captured
-from piper.capture.loss import Count, LossForm, counted, divisor
+from piper.capture.loss import Count, LossForm, divisor
 from piper.capture.trace.arguments.call_arguments import as_given
 from piper.errors import InputError
 from piper.ir.model import Region
 from piper.job.batch.batch import Batch, Sizes
+from piper.job.loss.lost_rows import total_of
 from piper.names import amount
 
 Reduction = Literal["mean", "sum"]
@@ -45,7 +46,8 @@ class LossReduction:
         if self.weight is None and self.count is None:
             if self.kind == "sum":
                 return [1.0] * parts
-            refuse_uncounted(self.form, batch, parts, sizes)
+            if (refused := uncounted(self.form, batch.parts(parts, sizes))) is not None:
+                raise refused
             rows = sizes or (1,)
             return [float(rows[k % len(rows)]) for k in range(parts)]
         found = [self.weight_of(one) for one in batch.parts(parts, sizes)]
@@ -73,7 +75,7 @@ class LossReduction:
         if self.weight is not None:
             return weight_of(self.weight, microbatch)
         assert self.count is not None
-        return counted(self.form.of(microbatch.rows).counts[0], microbatch.tensors)
+        return total_of(self.form.of(microbatch.rows).counts[0], microbatch)
 
     def example(self, microbatches: Sequence[Batch]) -> Batch:
         """The first in which something counts, of those that have the size of the first."""
@@ -130,19 +132,25 @@ class LossReduction:
         """What microbatches weigh, in words."""
         if self.weight is None and self.count is not None:
             yield (
-                f"the loss is a mean over {self.count.what}: each microbatch is weighted by how "
-                "many it has"
+                f"the loss is a mean over {self.count.what}: a microbatch counts by how many of "
+                "them it has"
             )
         elif self.weight is None and self.form.kind == "sum":
             yield "the loss is a sum over rows: the losses of microbatches are added up"
 
     def warnings(self, microbatches: Sequence[Batch]) -> Iterator[str]:
-        """A weight that the user gives may differ from what the loss itself divides by."""
+        """A weight that the user gives may differ from what the loss itself divides by.
+
+        A batch whose microbatches have none is an error of its step: of an example, it is not yet.
+        """
+        if self.is_plain_mean and (refused := uncounted(self.form, microbatches)) is not None:
+            problem = refused.problems[0]
+            yield f"a step on a batch like this one is an error: {problem.what}; {problem.fix}"
         counts = self.form.counts if self.kind == self.form.kind == "mean" else ()
         if self.weight is None or len(counts) != 1 or self.form.even:
             return
         given = [self.weight_of(one) for one in microbatches]
-        right = [counted(self.form.of(one.rows).counts[0], one.tensors) for one in microbatches]
+        right = [total_of(self.form.of(one.rows).counts[0], one) for one in microbatches]
         if len(set(given)) > 1 and any(
             abs(a * sum(right) - b * sum(given)) > 1e-6 * sum(given) * sum(right)
             for a, b in zip(given, right, strict=True)
@@ -195,6 +203,10 @@ def reduction_of(
         )
     if said != "sum" and form.kind is None and form.growing:
         raise growing_output(form.growing)
+    if said is None and form.kind is None and form.decides:
+        raise bent(form.decides)
+    if said is None and form.kind is None and form.threshold:
+        raise by_count(form.threshold)
     if said is None and form.kind is None and own_loss:
         raise InputError.of(
             "reduction",
@@ -210,6 +222,33 @@ def reduction_of(
     return LossReduction(said or form.kind or "mean", None, form)
 
 
+def bent(where: str) -> InputError:
+    """A decision by what all rows give, which each microbatch would make for itself."""
+    return InputError.of(
+        "loss",
+        f"it is no mean or sum over rows: what it computes from all of them at {where} is "
+        "compared, cut off or replaced, or divides. For most data this makes no difference, but "
+        "if a row is not finite, or the loss is large, each microbatch decides for itself",
+        "do it with the loss of each row, and take the mean of these at the end: "
+        "`torch.nan_to_num(losses).mean()`; the Trainer's on_nan= leaves out steps that are not "
+        "finite; if you want the mean of the microbatches anyway, give the Trainer "
+        "loss_weight=lambda *microbatch: 1",
+    )
+
+
+def by_count(where: str) -> InputError:
+    """A decision by how many rows count."""
+    return InputError.of(
+        "loss",
+        f"it is no mean or sum over rows: it depends at {where} on how many rows of the batch "
+        "count, or whether any does, and each microbatch would count its own",
+        "for a mean that is 0 if none counts, divide by at least 1: "
+        "`(losses * mask).sum() / mask.sum().clamp(min=1)`; for other thresholds, use one "
+        "microbatch and one replica; if you want the mean of the microbatches, give the Trainer "
+        "loss_weight=lambda *microbatch: 1",
+    )
+
+
 def growing_output(where: str) -> InputError:
     return InputError.of(
         "loss",
@@ -221,11 +260,15 @@ def growing_output(where: str) -> InputError:
     )
 
 
-def accumulation_lines(captured: Captured, parts: int) -> Iterator[str]:
-    """A warning if several parts of a batch are not the whole batch, as the graphs show."""
-    if parts > 1:
+def accumulation_lines(captured: Captured, microbatches: int, replicas: int) -> Iterator[str]:
+    """A warning if several parts of a batch are not the whole batch, as the graphs show.
+
+    Replicas have buffers of their own: those that a replica updates, it updates for its parts only.
+    """
+    if microbatches * replicas > 1:
         yield from [own_rows(captured.meeting)] if captured.meeting else []
-        yield from update_lines(captured.model.regions, parts)
+        yield from [unclear_draw(captured.unclear_draw)] if captured.unclear_draw else []
+        yield from update_lines(captured.model.regions, microbatches) if microbatches > 1 else ()
 
 
 def own_rows(where: str) -> str:
@@ -237,6 +280,14 @@ def own_rows(where: str) -> str:
     )
 
 
+def unclear_draw(where: str) -> str:
+    return (
+        f"Piper cannot see which random numbers of {where} belong to which rows of the batch: they "
+        "differ with the number of microbatches and replicas; draw them with a size that has "
+        "x.shape[0] as one dimension, and choose or reorder them after that"
+    )
+
+
 def update_lines(regions: Iterable[Region], parts: int) -> Iterator[str]:
     """A warning for buffers that microbatches compute with and update, one after the other."""
     names = dict.fromkeys(name for one in regions if one.stateful for name in one.reads_state)
@@ -244,8 +295,7 @@ def update_lines(regions: Iterable[Region], parts: int) -> Iterator[str]:
         yield (
             f"the model computes with {', '.join(names)} and updates it in its forward: each of "
             f"{parts} microbatches updates it, as in a loop that accumulates gradients, so the "
-            "loss differs from that of one batch; use one microbatch to make them equal, or "
-            "update it in your training loop"
+            "loss differs from that of one batch; use one microbatch to make them equal"
         )
 
 
@@ -262,10 +312,14 @@ def unknown_lines(unknown: Sequence[str]) -> Iterator[str]:
 
 
 def reduction_of_batches(
-    said: Reduction | None, weight: Weight | None, form: LossForm
+    said: Reduction | None, weight: Weight | None, form: LossForm, parts: int
 ) -> LossReduction:
-    """How the losses of batches that are evaluated one by one become one."""
-    known = form if form.kind is not None else EVEN
+    """How the losses of batches that are evaluated one by one become one.
+
+    `parts`: of a batch in training. Where it is whole, its loss may be any, and so it may be here.
+    """
+    is_any = parts == 1 and form.kind == "mean" and form.count is None
+    known = form if form.kind is not None and not is_any else EVEN
     return LossReduction(said or form.kind or "mean", weight, known)
 
 
@@ -274,29 +328,31 @@ def refuse_wrong_reduction(said: str | None) -> None:
         raise InputError.of("reduction", f"{said!r} is not a reduction", 'write "mean" or "sum"')
 
 
-def refuse_uncounted(form: LossForm, batch: Batch, parts: int, sizes: Sizes = ()) -> None:
+def uncounted(form: LossForm, microbatches: Sequence[Batch]) -> InputError | None:
     """Terms with different divisors have one weight only if everything counts in all of them."""
     if form.obscure:
-        raise InputError.of(
+        return InputError.of(
             "loss",
             "cross_entropy has class weights, or its labels are computed, so microbatches "
             "may have different weights",
             "give the Trainer loss_weight=lambda *microbatch: the weight of its labels, "
             "or 1 if all have the same weight",
         )
-    for part, one in enumerate(batch.parts(parts, sizes) if form.counts else ()):
+    for part, one in enumerate(microbatches if form.counts else ()):
         for count in form.of(one.rows).counts:
-            found, full = counted(count, one.tensors), count.full
+            found, full = total_of(count, one), count.full
             if count.scale is not None or found != full:
                 of = f" of {full}" if full is not None else ""
-                raise InputError.of(
+                return InputError.of(
                     "batch",
                     f"a part of the loss is a mean over {count.what}, another part is not: in "
                     f"microbatch {part} there are {found:g}{of}, so no single weight is right",
-                    "make both means over rows: with w = mask * len(mask) / mask.sum() in your "
-                    "batches, (losses * w).mean() is the mean of the losses in the mask; or give "
+                    "make both means over rows: with w = mask * mask.numel() / mask.sum() in your "
+                    "batches, for the mask of all replicas together, (losses * w).mean() is the "
+                    "mean of the losses in the mask; use one microbatch and one replica; or give "
                     "the Trainer loss_weight=lambda *microbatch: the weight that you want",
                 )
+    return None
 
 
 def refuse_empty(weights: Sequence[float]) -> None:
@@ -331,8 +387,8 @@ def refuse_weightless(everyone: float) -> None:
         )
 
 
-def refuse_different_forms(form: LossForm) -> None:
-    """Losses of microbatches of all sizes must reduce over rows in the same way."""
+def alike(form: LossForm) -> LossForm:
+    """The same: losses of microbatches of all sizes must reduce over rows in the same way."""
     for rows, other in form.others:
         if other.shape != form.shape:
             raise InputError.of(
@@ -341,3 +397,4 @@ def refuse_different_forms(form: LossForm) -> None:
                 "that of the first microbatch",
                 "use a batch that the number of microbatches divides",
             )
+    return form

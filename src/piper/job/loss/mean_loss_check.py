@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from piper.errors import InputError
+from piper.errors import InputError, first_line
 from piper.job.batch.batch import Batch
 from piper.job.loss.loss_reduction import COMPARED, Reduction
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
+LONGEST = 200  # characters of an error that is shown
 MOST = 2**25  # elements to try; of larger outputs, fewer samples and tokens
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 Output = tuple[list[Any], Any]  # leaves, (shape, dtype) for tensors, and their nesting
@@ -40,23 +41,31 @@ def refuse_no_mean(
     """
     if loss_fn is None:
         return
-    output = rows_first(output, dims)
+    own, output, labels = prepared(loss_fn, output, batch, dims)
     if not any(is_batched(leaf, samples) for leaf in output[0]):
-        raise_untestable(kind)
+        raise_untestable(kind, "no output of the model has rows")
         return
-    own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
-    own = rows_moved(own, output, dims)
-    own, labels = with_whole_labels(own, batch)
     with torch.random.fork_rng(devices=[]):  # do not change the user's random state
         found = [outcomes(own, one, labels, samples) for one in interpretations(output, samples)]
-    worst = [max(seen, key=partial(Outcome.apart, kind=kind), default=None) for seen in found]
+    worst = [max(seen, key=partial(Outcome.apart, kind=kind), default=None) for seen, _ in found]
     if any(one is not None and one.apart(kind) <= 1.0 for one in worst):
         return
     known = next((one for one in worst if one is not None), None)
     if known is None:
-        raise_untestable(kind)
-    else:
-        raise no_mean(known) if kind == "mean" else no_sum(known.whole, 2 * known.mean)
+        raise_untestable(kind, found[0][1])
+        return
+    is_sum = all(one.apart("sum") <= 1.0 for seen, _ in found for one in seen)
+    raise no_mean(known, is_sum) if kind == "mean" else no_sum(known.whole, 2 * known.mean)
+
+
+def prepared(
+    loss_fn: Callable[..., Any], output: Output, batch: Batch, dims: Sequence[int | None]
+) -> tuple[Callable[..., Any], Output, Any]:
+    """A loss that may be called freely, of outputs with rows first, and labels that are cut."""
+    output = rows_first(output, dims)
+    own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
+    own, labels = with_whole_labels(rows_moved(own, output, dims), batch)
+    return own, output, labels
 
 
 def rows_first(output: Output, dims: Sequence[int | None]) -> Output:
@@ -94,10 +103,10 @@ def rows_moved(
     return loss
 
 
-def raise_untestable(kind: Reduction) -> None:
+def raise_untestable(kind: Reduction, why: str) -> None:
     """If the user says that a loss is a sum, nothing speaks against it."""
     if kind == "mean":
-        raise untestable()
+        raise untestable(why)
 
 
 def with_whole_labels(loss_fn: Callable[..., Any], batch: Batch) -> tuple[Callable[..., Any], Any]:
@@ -118,12 +127,12 @@ def with_whole_labels(loss_fn: Callable[..., Any], batch: Batch) -> tuple[Callab
     return loss, [leaf for k, leaf in enumerate(leaves) if k not in whole]
 
 
-def no_mean(found: Outcome) -> InputError:
+def no_mean(found: Outcome, is_sum: bool) -> InputError:
     return InputError.of(
         "loss",
         f"on random outputs it is {found.whole:.4g} for some rows together, and {found.mean:.4g} "
         "in the mean of two halves of them: microbatches would not add up to the whole batch",
-        no_mean_fix(found.apart("sum") <= 1.0),
+        no_mean_fix(is_sum),
     )
 
 
@@ -152,11 +161,11 @@ def no_sum(whole: float, together: float) -> InputError:
     )
 
 
-def untestable() -> InputError:
+def untestable(why: str) -> InputError:
     return InputError.of(
         "loss",
         "Piper cannot see in its graph that it is a mean over rows, and cannot test it on random "
-        "outputs: it fails on them, or gives other numbers each time",
+        f"outputs: {why}",
         f"{COMPARED}; if you want the mean of the microbatches, give the Trainer "
         'loss_weight=lambda *microbatch: 1; if it is a sum, reduction="sum"',
     )
@@ -180,25 +189,39 @@ class Outcome:
 
 def outcomes(
     loss_fn: Callable[..., Any], output: Output, labels: Any, samples: int
-) -> list[Outcome]:
-    """The outcomes of all trials that can be evaluated. Empty if the loss is not deterministic."""
-    found = []
+) -> tuple[list[Outcome], str]:
+    """The outcomes of all trials that can be evaluated; if there are none, why.
+
+    None if the loss is no number that can be compared.
+    """
+    found, why = list[Outcome](), ""
     for seed, erased in ((0, False), (1, False), (2, True), (3, True)):
+        failures = []
         for kind in (torch.float64, torch.float32):  # not all losses compute in float64
             try:
-                trial = Trial(output, labels, samples, seed, erased, kind)
-                whole, *halves = map(float, losses := trial.losses(loss_fn))
-                again = float(trial.losses(loss_fn)[0])
-            except Exception:
-                continue
-            if whole != again:
-                return []
-            size = max(map(abs, (whole, *halves)))
-            if size < float("inf"):
-                dtype = coarsest(output, labels, losses[0].dtype)
-                found.append(Outcome(whole, sum(halves) / 2, size, dtype))
+                found.append(Trial(output, labels, samples, seed, erased, kind).outcome(loss_fn))
                 break
-    return found
+            except NoNumber as error:
+                return [], str(error)
+            except Exception as error:
+                failures.append(error)
+        why = why or "".join(map(failure, failures[1:]))  # that in float64 may be about its type
+    return found, why
+
+
+class NoNumber(Exception):
+    """A loss that is another number for the same outputs, or none at all."""
+
+
+class NotFinite(Exception):
+    """A loss that is infinite on some outputs. On others, it may be compared."""
+
+
+def failure(error: Exception) -> str:
+    if isinstance(error, NotFinite):
+        return str(error)
+    said = filter(None, (type(error).__name__, first_line(error)[:LONGEST]))
+    return f"it fails on them with {': '.join(said)}"
 
 
 def coarsest(output: Output, labels: Any, dtype: torch.dtype) -> torch.dtype:
@@ -229,7 +252,10 @@ class Unbatched(tuple[Any, ...]):
 
 @dataclass(frozen=True)
 class Trial:
-    """Random outputs, and labels of the batch; `erased`: zeros in the first half of them."""
+    """Random outputs, and labels of the batch; `erased`: zeros in the first half of them.
+
+    `poison`: the first number of the first row, in each output that has rows.
+    """
 
     output: Output
     labels: Any
@@ -237,6 +263,7 @@ class Trial:
     seed: int
     erased: bool
     kind: torch.dtype
+    poison: float | None = None
 
     def losses(self, loss_fn: Callable[..., Any]) -> list[torch.Tensor]:
         """The loss of two parts together, and of each: two microbatches, or halves of one."""
@@ -248,6 +275,9 @@ class Trial:
             like(leaf, self.samples, 2 * unit, draw, given[0].device, self.kind) for leaf in leaves
         ]
         some = pytree.tree_map_only(torch.Tensor, lambda t: self.chosen(t, unit), labels)
+        for one, leaf in zip(made, leaves, strict=True) if self.poison is not None else ():
+            if is_batched(leaf, self.samples) and one.is_floating_point():
+                one.view(-1)[0] = self.poison
 
         def loss(part: int, parts: int) -> torch.Tensor:
             outputs = [
@@ -261,6 +291,21 @@ class Trial:
         with warnings.catch_warnings():  # about shapes that only a trial gives
             warnings.simplefilter("ignore")
             return [loss(0, 1), loss(0, 2), loss(1, 2)]
+
+    def outcome(self, loss_fn: Callable[..., Any]) -> Outcome:
+        """An error if it says nothing."""
+        whole, *halves = map(float, losses := self.losses(loss_fn))
+        again = float(self.losses(loss_fn)[0])
+        if whole != whole:
+            raise NoNumber("it is nan on some of them")
+        if whole != again:
+            raise NoNumber(f"it is {whole:.7g} on some, and {again:.7g} on the same ones again")
+        size = max(map(abs, (whole, *halves)))
+        if not size < float("inf"):
+            parts = " and ".join(f"{one:.4g}" for one in halves)
+            raise NotFinite(f"it is {whole:.4g} on some, and {parts} on the halves of these")
+        dtype = coarsest(self.output, self.labels, losses[0].dtype)
+        return Outcome(whole, sum(halves) / 2, size, dtype)
 
     def unit(self, leaves: list[Any], first: torch.Tensor) -> int:
         """The samples of each half."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,15 +14,16 @@ from piper.capture import Captured
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.trace.trials.comparisons import Comparisons
 from piper.capture.trace.trials.trial_draws import Kind
-from piper.capture.trace.trials.trial_run import TrialRuns
+from piper.capture.trace.trials.trial_run import TrialRuns, in_type
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.batch.trial_batches import Variety, pairs_like
-from piper.job.loss.comparison import Comparison, Verdict
+from piper.job.loss.comparison import Comparison, Shares, Verdict, shares_of
 from piper.job.loss.loss_reduction import (
     LossReduction,
     unknown_lines,
 )
+from piper.job.loss.lost_rows import is_beyond, refuse_lost_rows
 from piper.job.loss.trial_size import TrialSize, trial_size
 from piper.job.loss.whole_batch import WholeBatch
 
@@ -80,6 +82,8 @@ class MicrobatchTrials:
         found = tried(runs, captured, one, reduction, said, batch.times or 2)
         if not captured.meeting and not found.warnings and found.times != batch.times:
             found = replace(found, warnings=tuple(batch.warnings(captured)))
+        if found.warnings or is_beyond(found.untried):
+            refuse_lost_rows(runs, batch.parts, batch.rows)
         self.verdicts[kind, batch.sizes] = found
         if found.untried and self.is_new(found.untried):
             LOG.info(UNTRIED, found.untried)
@@ -194,7 +198,8 @@ def with_mixed_numbers(
     found: list[Verdict | InputError] = []
     for one in orders:
         try:
-            together = losses_together(one, reduction, is_whole)
+            shares = known_shares(reduction, is_whole, one.pair, one.times, one.dtype)
+            together = one.together(shares) if shares else None
             verdict = compared(one, together, reduction, said, replace(draw, backward=False))
         except InputError as error:
             found.append(error)
@@ -233,8 +238,10 @@ def parts_and_whole(
     like = size.cut(one), size.rows, draw.variety, draw.seed, runs.comparisons
     for dtype, pair in ((t, pair) for t in (torch.float64, None) for pair in pairs_like(*like)):
         try:
-            made = Comparison.of(runs, pair, draw.times, dtype, False, draw.backward, draw.others)
-            together = losses_together(made, reduction, size.is_whole)
+            given = pair.map(partial(in_type, dtype=dtype)), draw.times, dtype
+            shares = known_shares(reduction, size.is_whole, *given)  # before it runs for nothing
+            made = Comparison.of(runs, *given, False, draw.backward, draw.others)
+            together = made.together(shares) if shares else None
         except InputError as error:  # on these data, microbatches have no single weight
             why = str(error.problems[0].what)
             continue
@@ -249,10 +256,15 @@ def parts_and_whole(
     return drawing or why  # where random numbers differ, it may be finite
 
 
-def losses_together(made: Comparison, reduction: LossReduction, is_whole: bool) -> Tensor | None:
-    """None also if only the user knows what microbatches weigh: his weights are for his data."""
+def known_shares(
+    reduction: LossReduction, is_whole: bool, pair: Batch, times: int, dtype: torch.dtype | None
+) -> Shares | None:
+    """None if microbatches that are not whole are counted, or only the user knows what they weigh:
+    his weights are for his data."""
+    if reduction.form.counts and not is_whole:
+        return None
     try:
-        return made.together(replace(reduction, weight=None), is_whole)
+        return shares_of(replace(reduction, weight=None), pair, times, dtype)
     except InputError:
         if reduction.weight is None:
             raise

@@ -24,13 +24,23 @@ def no_mean_over_rows(where: str) -> str:
     )
 
 
-def bent(where: str) -> InputError:
+def no_plain_mean(once: float, twice: float) -> InputError:
+    """A loss that the user calls a mean, and of which a part is a sum."""
     return InputError.of(
-        "loss",
-        f"it is no mean or sum over rows: what it computes from all of them at {where} is compared "
-        "or cut off, or divides. On random data this makes no difference, on others it does",
-        "make it one value for each row, and take the mean of these at the end; if you want the "
-        "mean of the microbatches anyway, give the Trainer loss_weight=lambda *microbatch: 1",
+        "reduction",
+        'it is "mean", but the loss has a sum or a norm over rows: on random data it is '
+        f"{once:.4g} for some rows, and {twice:.4g} if each of them comes twice",
+        "divide sums over rows by the number of rows, `x.sum() / len(x)`; if all of it is a sum, "
+        'give reduction="sum"; if you want the mean of the microbatches anyway, '
+        "loss_weight=lambda *microbatch: 1",
+    )
+
+
+def mean_of_parts(whole: float, together: float) -> str:
+    return (
+        f"the loss is no mean over rows: on random data it is {whole:.4g} for two microbatches "
+        f'together, and {together:.4g} in their mean, which reduction="mean" asks for; use one '
+        "microbatch and one replica to make them equal"
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from piper.capture import Captured, Precision
@@ -16,7 +16,7 @@ from piper.capture.trace.recorded_calls import RecordedCall, RowCounts
 from piper.capture.trace.trials.trial_run import TrialRuns
 from piper.capture.trace.unvalued_run import calls_of
 from piper.errors import CaptureError, first_line
-from piper.job.batch.batch import Sizes
+from piper.job.batch.batch import Batch, Sizes
 
 LOG = logging.getLogger("piper")
 
@@ -28,6 +28,7 @@ class WholeBatch:
     sizes: Sizes
     runs: TrialRuns
     precision: Precision | None
+    parts: Sequence[Batch] = ()  # microbatches of this process
 
     @property
     def rows(self) -> int:
