@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import levels_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -34,7 +35,7 @@ class Net(nn.Module):
         kind = nn.TransformerDecoderLayer if decoder else nn.TransformerEncoderLayer
         layer = kind(WIDTH, 2, 16, 0.0, batch_first=True)
         stack: type[nn.Module] = nn.TransformerDecoder if decoder else nn.TransformerEncoder
-        self.stack, self.last = stack(layer, 2), nn.Linear(WIDTH, 9)
+        self.stack, self.last = stack(layer, 1), nn.Linear(WIDTH, 9)
         self.decoder = decoder
         self.double()
 
@@ -46,8 +47,7 @@ class Net(nn.Module):
         return self.last(found).transpose(1, 2)
 
 
-@pytest.mark.parametrize("decoder", [False, True])
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize(("name", "decoder"), levels_of(MASKS, [False, True]))
 def test_masks_without_a_hint_train_as_without_piper(name: str, decoder: bool) -> None:
     model = Net(MASKS[name], decoder)
     plain = deepcopy(model)

@@ -195,15 +195,30 @@ def test_a_model_that_returns_no_loss() -> None:
     )
 
 
-def test_a_loss_function_that_returns_no_loss() -> None:
+def test_a_model_that_returns_parts_of_a_loss() -> None:
+    def forward(self: Model, x: Tensor) -> dict[str, Tensor]:
+        return {"kl": self.layer(x).mean(), "rec": x.mean()}
+
+    assert refusal(forward) == (
+        "model: it returns a dict, not a scalar loss\n"
+        "  fix: return the loss, or an output with .loss (give the model labels), or pass "
+        "loss_fn(output, target) -> loss; of a dict of losses, sum(losses.values())"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "total"), [("loss", 'losses["loss"]'), ("kl", "sum(losses.values())")]
+)
+def test_a_loss_function_that_returns_no_loss(name: str, total: str) -> None:
     model = Model(lambda self, x: self.layer(x))
 
     with pytest.raises(CaptureError) as caught:
-        capture(model, lambda y, target: {"loss": y.mean()}, (torch.randn(4, 8), 0))
+        capture(model, lambda y, target: {name: y.mean()}, (torch.randn(4, 8), 0))
 
     assert str(caught.value) == (
         "loss_fn: it returns a dict, not a scalar loss\n"
-        "  fix: return one floating-point number, such as a mean over the microbatch"
+        "  fix: return one floating-point number, such as a mean over the microbatch; of a dict "
+        f"of losses, {total}"
     )
 
 
@@ -303,7 +318,8 @@ def test_a_forward_that_changes_parameters() -> None:
 
     assert refusal(forward) == (
         "model: the forward pass changes the parameters layer.bias\n"
-        "  fix: make them buffers, or change them outside of the forward pass"
+        "  fix: make them buffers: `module.register_buffer(name, "
+        "module._parameters.pop(name).detach())`"
     )
 
 

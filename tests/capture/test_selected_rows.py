@@ -79,7 +79,7 @@ def test_losses_of_selected_rows_are_those_of_torch(loss: Loss) -> None:
 MEANS = {name: LOSSES[name] for name in ("log of a sum", "kept", "entropy", "sigmoid")}
 
 
-@pytest.mark.parametrize("loss", every(2, MEANS.values(), MEANS))
+@pytest.mark.parametrize("loss", every(4, MEANS.values(), MEANS))
 def test_a_mean_over_selected_rows_weighs_microbatches_by_them(loss: Loss) -> None:
     batches, model = [batch(1), batch(2)], Selecting(loss)
     right = plain_losses(SGD(model.parameters()), batches, model)

@@ -62,6 +62,16 @@ FORMS: dict[str, Callable[[Net, Any], Any]] = {
     "a type is a type": lambda _, h: isinstance(type(h), type) and type is type(type(h)),
     "a pattern": by_pattern,
     "a new class": by_new_class,
+    "its class": lambda _, h: h.__class__ is Tensor,
+    "its class by text": lambda _, h: getattr(h, "__class__") == torch.Tensor,  # noqa: B009
+    "its class in a table": lambda _, h: h.__class__ in {Tensor: True},
+    "the name of its class": lambda _, h: h.__class__.__name__ == "Tensor",
+    "the class of a parameter": lambda net, _: net.linear.weight.__class__ is nn.Parameter,
+    "the class of a buffer": lambda net, _: net.count.__class__ is nn.Parameter,
+    "the class of a module": lambda net, _: net.linear.__class__ is nn.Linear,
+    "the class of a number": lambda net, _: net.count.item().__class__ is int,
+    "one class": lambda _, h: h.__class__ is (h + 1).__class__ is type(h),
+    "an instance of its class": lambda _, h: isinstance(h, h.__class__),
     "a generic": lambda _, h: type[int] == type[int] and type(h).__mro__[0] is Tensor,
 }
 

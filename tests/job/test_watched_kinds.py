@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draws import levels_of
 from torch import Tensor, nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -30,7 +31,7 @@ from torch.nn.modules.module import (
 
 import piper
 from piper import Trainer, where
-from piper.capture.python_state.outside import Outside
+from piper.capture.outside.environment import Outside
 from piper.capture.python_state.watch import Watch
 from piper.errors import CaptureError
 
@@ -154,8 +155,10 @@ TENSORS = {
 }
 
 
-@pytest.mark.parametrize("write", [through_numpy, through_data, with_new_data, one_element])
-@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize(
+    ("name", "write"),
+    levels_of(TENSORS, [through_numpy, through_data, with_new_data, one_element]),
+)
 def test_writes_that_have_no_version_are_seen(name: str, write: Callable[[Tensor], None]) -> None:
     value = TENSORS[name]()
     net = Net({"table": [value]})

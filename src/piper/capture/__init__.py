@@ -4,13 +4,13 @@ from piper.capture import torch_version as torch_version  # refuses untested ver
 from piper.garbage import importing
 
 with importing():  # torch has 1,000 modules for this
-    from piper.capture.captured import Captured, capture
+    from piper.capture.captured import Captured, capture, of_known_sizes, of_sizes
     from piper.capture.kernels.dropout import dropout_mask
     from piper.capture.marks.annotate import annotate
     from piper.capture.marks.tags import tag
+    from piper.capture.outside.environment import Outside
     from piper.capture.precision import LossScale, Precision
     from piper.capture.python_state.description import described
-    from piper.capture.python_state.outside import Outside
     from piper.capture.python_state.watch import Watch
     from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
     from piper.capture.several_shapes import Visit, refuse_remembered
@@ -27,6 +27,8 @@ __all__ = [
     "capture",
     "described",
     "dropout_mask",
+    "of_known_sizes",
+    "of_sizes",
     "refuse_remembered",
     "tag",
     "tag_layers",

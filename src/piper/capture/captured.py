@@ -16,7 +16,7 @@ from piper.capture.description.region_graphs import Lowered, lower
 from piper.capture.fx_nodes import value
 from piper.capture.graphs.division.divide import divided
 from piper.capture.kernels.callables import Kernels, RegionCode
-from piper.capture.loss import LossForm, meeting_rows, model_form
+from piper.capture.loss import LossForm, coarse_loss, meeting_rows, model_form
 from piper.capture.precision import Precision
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.regions.cut import Chunk, cut
@@ -57,15 +57,11 @@ class Captured:
     described: DescribedRegions
     visit: Visit  # for which batches
     meeting: str = ""  # where rows of a microbatch meet inside the model; empty: nowhere
+    coarse_loss: str = ""  # the type of a model's own loss, if it has 16 bits
+    unclear_draw: str = ""  # a line that draws numbers, if nothing says for which rows
     undivided: tuple[str, ...] = ()  # work in divided regions that each device does whole
     by_rows: tuple[str, ...] = ()  # attentions of which rows are divided, where tokens were asked
     others: Mapping[int, "Captured"] = field(default_factory=dict)  # for microbatches of such rows
-
-    def with_others(self, others: Mapping[int, "Captured"]) -> "Captured":
-        """The same, for microbatches of several sizes."""
-        if not others:
-            return self
-        return replace(self, others=others)
 
     @property
     def was_read(self) -> int:
@@ -104,6 +100,18 @@ class Captured:
 
 @collector_off()  # it would look at all of torch, and find next to nothing
 @forgetting()
+def of_sizes(found: Mapping[int, Captured]) -> Captured:
+    """The model for microbatches of several sizes, that of the first with the others beside it."""
+    (_, first), *others = found.items()
+    return replace(first, others=dict(others)) if others else first
+
+
+def of_known_sizes(found: Mapping[int, Captured | None]) -> Captured | None:
+    """The same, if all were captured."""
+    known = {rows: one for rows, one in found.items() if one is not None}
+    return of_sizes(known) if known and len(known) == len(found) else None
+
+
 def capture(
     model: nn.Module,
     loss_fn: Loss | None,
@@ -116,12 +124,10 @@ def capture(
 ) -> Captured:
     """Trace the model on one microbatch, cut it into regions, and differentiate each.
 
-    The loss is `loss_fn(model(*example[:-1]), example[-1])`, or `model(*example)` without
-    loss_fn. Only shapes and dtypes matter. Weights may be on meta. Python numbers are constants.
-    With `divide`, regions are divided over devices: those of the model that is captured without it.
-    Under a `precision`, parameters have its types, and the caller has converted the example.
-    `trained`: for evaluation, without backwards. It names the parameters that training updates,
-    which keep to their buckets. `whole` tensors are not cut.
+    The loss is `loss_fn(model(*example[:-1]), example[-1])`, or `model(*example)` without loss_fn.
+    Only shapes and dtypes matter. Weights may be on meta. Python numbers are constants. `divide`
+    divides regions of the model as captured without it. Under a `precision`, parameters have its
+    types, and so has the example. `trained`: what training updates, for evaluation. `whole`: uncut.
     """
     _require(device)
     with types_explained(model, precision):
@@ -151,6 +157,8 @@ def capture(
         described=made,
         visit=visit_of(model, loss_fn, traced, trained is None),
         meeting=meeting,
+        coarse_loss=coarse_loss(traced) if loss_fn is None else "",
+        unclear_draw=traced.unclear_draw,
         undivided=traced.undivided,
         by_rows=traced.by_rows,
     )

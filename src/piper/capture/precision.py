@@ -76,6 +76,9 @@ class Precision:
     def __post_init__(self) -> None:
         for name in ("compute", "master", "reduce", "output"):
             object.__setattr__(self, name, type_name(name, getattr(self, name)))
+        if not isinstance(self.loss_scale, LossScale | None):
+            what = f"loss_scale={self.loss_scale!r} is not a LossScale"
+            raise refused(what, "write loss_scale=piper.LossScale(init=2.0**16)")
         if self.compute == "float16" and self.loss_scale is None:
             object.__setattr__(self, "loss_scale", LossScale())
         for name, example in (("keep", KEEP), ("fp8", FP8)):

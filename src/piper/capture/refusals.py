@@ -45,6 +45,9 @@ def transformed(where: str) -> CaptureError:
     )
 
 
+TOTAL = "sum(losses.values())"
+
+
 def not_a_loss(result: Any, given: bool) -> CaptureError:
     if isinstance(result, int | float | torch.SymFloat | torch.SymInt):
         fix = "return the tensor itself: leave out .item() or float(...)"
@@ -55,13 +58,15 @@ def not_a_loss(result: Any, given: bool) -> CaptureError:
         if isinstance(result, Tensor)
         else f"a {type(result).__name__}"
     )
+    total = 'losses["loss"]' if isinstance(result, dict) and "loss" in result else TOTAL
+    summed = f"; of a dict of losses, {total}" if isinstance(result, dict) else ""
     return refusal(
         "loss_fn" if given else "model",
         f"it returns {found}, not a scalar loss",
-        "return one floating-point number, such as a mean over the microbatch"
+        "return one floating-point number, such as a mean over the microbatch" + summed
         if given
         else "return the loss, or an output with .loss (give the model labels), or pass "
-        "loss_fn(output, target) -> loss",
+        "loss_fn(output, target) -> loss" + summed,
     )
 
 
@@ -85,7 +90,7 @@ def updated_parameters(names: list[str]) -> CaptureError:
     return refusal(
         "model",
         f"the forward pass changes the parameters {', '.join(names)}",
-        "make them buffers, or change them outside of the forward pass",
+        "make them buffers: `module.register_buffer(name, module._parameters.pop(name).detach())`",
     )
 
 

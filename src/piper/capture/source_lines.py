@@ -20,7 +20,10 @@ _TRANSFORMS = [
 _NESTED = os.path.join(_TORCH, "nested")
 _GENERATED = ("<eval_with_key", "<frozen", "<string>", "<fx")
 
+_LOSS_CALL = os.path.join(_CAPTURE, "trace", "arguments", "loss_call.py")
+
 UNKNOWN = "model"
+LOSS = "loss_fn"
 
 
 @lru_cache(8192)  # asked for every frame, and for every module of a process
@@ -67,13 +70,21 @@ def _is_passed_through(frame: FrameType) -> bool:
 
 
 def line_of(trace: TracebackType | None) -> str:
-    """The innermost line of the user's code in an error's traceback."""
+    """The innermost line of the user's code in an error's traceback.
+
+    If there is none, as in a loss function of torch: which argument of the Trainer has failed.
+    """
     lines = [
         short_line(frame.f_code.co_filename, number)
         for frame, number in traceback.walk_tb(trace)
         if is_users(frame.f_code.co_filename)
     ]
-    return lines[-1] if lines else UNKNOWN
+    return lines[-1] if lines else LOSS if is_in_loss(trace) else UNKNOWN
+
+
+def is_in_loss(trace: TracebackType | None) -> bool:
+    """Whether the loss function raised an error."""
+    return any(frame.f_code.co_filename == _LOSS_CALL for frame, _ in traceback.walk_tb(trace))
 
 
 def is_transformed(trace: TracebackType | None) -> bool:

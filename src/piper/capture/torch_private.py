@@ -56,6 +56,7 @@ VALUE_WANTED = (
 )
 
 FOREIGN_WRITE = "mutating a non-functional tensor"  # in the text of a RuntimeError
+TRACED = FakeTensor, FunctionalTensor  # classes of tensors without values
 FROM_ANOTHER_TRACE = "FunctionalTensor on its own"  # in an error
 HIDDEN_UPDATE = "does not support input mutations"  # in the text of a RuntimeError
 
@@ -133,7 +134,7 @@ def is_unfinished(value: object) -> bool:
 
 def is_real(tensor: Tensor) -> bool:
     """Whether a tensor has values, or could have them: it is neither fake nor being traced."""
-    return not isinstance(tensor, FakeTensor | FunctionalTensor)
+    return not isinstance(tensor, TRACED)
 
 
 def has_values(tensor: Tensor) -> bool:

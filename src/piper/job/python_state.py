@@ -24,6 +24,11 @@ class PythonState:
         """A number for the state. It is 0 until something changes."""
         return self.agreed if self.watch is None else self.watch.now()
 
+    def settle(self) -> None:
+        """Before what was trained is used: an error if a step missed what a loop had written."""
+        if self.watch is not None:
+            self.watch.settle()
+
     def refuse_attributes(self, tensors: Iterable[Tensor]) -> None:
         """Of the tensors of a batch, where it is known what the model's code reads."""
         if self.watch is not None:

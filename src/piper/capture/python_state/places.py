@@ -118,9 +118,12 @@ def _plain(value: Any) -> str:
 
 def contents(value: Any) -> list[tuple[Any, Any]]:
     """What a value holds, but for Piper's own functions and for observers."""
+    return contents_among(value, children(value))
+
+
+def contents_among(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     if is_flat(value):
-        return children(value)
-    found = children(value)
+        return found
     return [(key, one) for key, one in found if not is_pipers(one) and not is_observer(one)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from piper.capture.python_state.python_settings import of_python
+from piper.capture.outside.python_settings import of_python
 from piper.capture.python_state.reach import Reach
 
 _ASKING = ("get_", "is_", "are_", "initial_seed")

@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from piper.capture.python_state.leaves import Token, is_tensor_token, token
@@ -10,7 +11,9 @@ from piper.capture.python_state.places import (
     ABSENT,
     Place,
     Walk,
+    children,
     contents,
+    contents_among,
     get,
     is_leaf,
     items_of,
@@ -49,7 +52,7 @@ class Snapshot:
             self.tokens[key], self.places[key] = place.token, place
             if isinstance(place.value, dict):
                 self.orders[key] = [key for key, _ in items_of(place.value)]
-        self.holders = [(one, contents(one.value)) for one in walk.seen.values()]
+        self.holders = [(one, children(one.value)) for one in walk.seen.values()]
         self.roots = [(root, get(root.container, root.key)) for root in reach.roots]
 
     def values(self) -> list[Any]:
@@ -84,12 +87,22 @@ class Snapshot:
             if get(root.container, root.key) is not value:
                 put(root.container, root.key, value)
         for place, before in self.holders:
-            if not _is_same(contents(place.value), before):
-                _refill(place.value, before)
-        for key, place in self.places.items():
-            state = self.tokens[key]
-            if is_leaf(place.value) and not is_tensor_token(state):
-                _rewind(place.value, state)
+            if not _is_same(children(place.value), before):
+                _restore(place.value, contents_among(place.value, before))
+        for value, state in self.generators:
+            if token(value) != state:
+                value.setstate(state[1])
+
+    @cached_property
+    def generators(self) -> list[tuple[Any, Token]]:
+        """Those of random numbers, say. What they held is in their tokens."""
+        return [
+            (one.value, self.tokens[key])
+            for key, one in self.places.items()
+            if is_leaf(one.value)
+            and not is_tensor_token(self.tokens[key])
+            and hasattr(one.value, "setstate")
+        ]
 
 
 def _is_same(now: list[tuple[Any, Any]], before: list[tuple[Any, Any]]) -> bool:
@@ -99,7 +112,9 @@ def _is_same(now: list[tuple[Any, Any]], before: list[tuple[Any, Any]]) -> bool:
     )
 
 
-def _refill(holder: Any, before: list[tuple[Any, Any]]) -> None:
+def _restore(holder: Any, before: list[tuple[Any, Any]]) -> None:
+    if _is_same(contents(holder), before):
+        return
     match holder:
         case list():
             holder[:] = [value for key, value in before if isinstance(key, int)]
@@ -113,9 +128,3 @@ def _refill(holder: Any, before: list[tuple[Any, Any]]) -> None:
                     put(holder, key, ABSENT)
             for key, value in before:
                 put(holder, key, value)
-
-
-def _rewind(value: Any, state: Token) -> None:
-    """Generators of random numbers, sets: what they held is in their tokens."""
-    if hasattr(value, "setstate") and token(value) != state:
-        value.setstate(state[1])

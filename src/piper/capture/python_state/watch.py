@@ -10,18 +10,19 @@ from operator import is_, itemgetter
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
+from piper.capture.outside.environment import Outside
 from piper.capture.python_state.description import text_of
+from piper.capture.python_state.device_contents import DeviceContents
 from piper.capture.python_state.leaves import SIMPLE, is_opaque, token
 from piper.capture.python_state.library import replaceable
 from piper.capture.python_state.loss_state import reach_with_others, tensors_of
-from piper.capture.python_state.outside import Outside
 from piper.capture.python_state.places import Place, below, children, get, is_leaf
 from piper.capture.python_state.reach import Reach
 from piper.capture.python_state.settings import settings
 from piper.capture.python_state.snapshot import Snapshot
-from piper.capture.torch_private import own_modules
+from piper.capture.torch_private import memory_of, own_modules
 from piper.errors import InputError
 
 LOG = logging.getLogger("piper")
@@ -47,6 +48,7 @@ class Watch:
         self.settings = settings(self.reach, self.first.values())
         self.opaque: list[Any] = []  # objects of which only the identity is known
         self.outside = outside or Outside()
+        self.distant = DeviceContents(())  # of tensors that a step does not wait for
         self.look(self.first)
 
     def look(self, now: Snapshot) -> None:
@@ -67,14 +69,22 @@ class Watch:
             and type(place.value) not in _FIXED
             and self.reach.reads(place.names)
         ]
+        self.settle()
+        self.distant = DeviceContents(distant_tensors(now, self.reach))
+
+    def settle(self) -> None:
+        """Wait for answers about tensors on a GPU. An error if one of them was overwritten."""
+        self.distant.refuse_written(wait=True)
 
     def now(self) -> State:
         """A number for the present state."""
+        self.distant.refuse_written()
         if not self.is_as_before():
             self.reach = reach_with_others(*self.given)  # a new function may read other globals
             current = Snapshot(self.reach)
             self.look(current)
             self.state = self.number(current)
+        self.distant.ask()
         return self.state
 
     def is_as_before(self) -> bool:
@@ -144,6 +154,15 @@ class Watch:
                 "pass it to the model with the batch, as a tensor: torch.tensor(...) without "
                 "dimensions is the same for all rows",
             )
+
+
+def distant_tensors(now: Snapshot, reach: Reach) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that the code reads, with memory that only a GPU reads at once."""
+    for place in now.places.values():
+        if isinstance(place.value, Tensor) and reach.reads(place.names):
+            start, readable = memory_of(place.value)
+            if start and not readable:
+                yield place.path, place.value
 
 
 @dataclass(slots=True)

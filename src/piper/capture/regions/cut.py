@@ -33,6 +33,7 @@ class Chunk:
     outputs: list[fx.Node]
     updates: dict[fx.Node, fx.Node]  # buffer -> its new value
     updated: tuple[str, ...]  # the names of these buffers
+    steady: frozenset[str]  # of these, those that are the same for any batch
     source: str
     first_dropout: int  # number of its first dropout in the model; its graph counts from 0
     piece: Piece | None = None  # of a divided region
@@ -84,6 +85,7 @@ def cut(traced: Traced) -> list[Chunk]:
             outputs=[node for node in results if node not in updates],
             updates=written,
             updated=tuple(names[buffer] for buffer in written),
+            steady=frozenset(traced.steady),
             source=_source(run),
             piece=run.piece,
             first_dropout=min(

@@ -13,7 +13,7 @@ from piper.capture.marks.runs import EXPERTS
 from piper.capture.marks.tags import has_tags, tag
 from piper.capture.trace.arguments.call_arguments import split
 from piper.capture.trace.module_calls import Call, Run, run_once
-from piper.errors import CaptureError, Problem
+from piper.errors import CaptureError, Problem, first_line
 from piper.names import amount
 
 LOG = logging.getLogger("piper")
@@ -68,7 +68,7 @@ def tag_layers(model: nn.Module, *args: Any, **kwargs: Any) -> Layers:
     try:
         run = run_once(model, args, kwargs)
     except Exception as error:
-        what = f"the model did not run on tensors without values: {type(error).__name__}: {error}"
+        what = f"the model did not run on tensors without values: {first_line(error)}"
         fix = f"pass what the model is called with: tag_layers(model, tokens); or {BY_HAND}"
         raise CaptureError("tag_layers", Problem(what, fix)) from error
     if names := sorted(run.annotated - {EXPERTS}):
@@ -85,7 +85,7 @@ def tag_unannotated(model: nn.Module, args: tuple[Any, ...]) -> Layers | None:
         run = run_once(model, *split(args))
         return None if run.annotated - {EXPERTS} else _tagged(model, _blocks_of(model, run))
     except Exception as error:  # capture will say more
-        LOG.debug("found no layers: %s", error)
+        LOG.info("found no layers: %s", first_line(error))
         return None
 
 

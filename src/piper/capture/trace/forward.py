@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -30,9 +30,10 @@ from piper.capture.trace.attribute_buffers import make_buffers, plain_attributes
 from piper.capture.trace.conversions import gradient_types, in_type, parameter_types
 from piper.capture.trace.decisions.both_ways import with_both_ways
 from piper.capture.trace.decisions.random_decisions import RandomDecisions
-from piper.capture.trace.decisions.shared_draws import mark_shared
+from piper.capture.trace.decisions.shared_draws import mark_draws
 from piper.capture.trace.decisions.ways import Way
 from piper.capture.trace.model_copy import acting_as, knows_modules, run_with
+from piper.capture.trace.steady_buffers import steady_buffers
 from piper.capture.trace.tracing import graph_of, tracing
 from piper.errors import CaptureError
 from piper.ir.placement.placements import Placement
@@ -69,7 +70,9 @@ class Traced:
     by_rows: tuple[str, ...] = ()  # attentions of which rows are divided, where tokens were asked
     check: Callable[[fx.GraphModule], None] = lambda _: None  # refuses some constants of a graph
     asked: str = ""  # the first line that asks for the layout of the batch
+    unclear_draw: str = ""  # the first line that draws numbers, if Piper cannot say for which rows
     remembers: bool = False  # whether the forward changes Python state that some code reads
+    steady: tuple[str, ...] = ()  # updated buffers that are the same for any batch, and are read
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -98,9 +101,7 @@ def trace(
     precision: Precision | None = None,
     whole: frozenset[int] = frozenset(),
 ) -> Traced:
-    side_effects.refuse_unready(model)
-    side_effects.refuse_hooks(model)
-    side_effects.refuse_shared_memory(model)
+    side_effects.refuse_untraceable(model)
     float8.refuse_device(precision, device)
     given = loss_fn, inputs_of(example, whole), device, precision
     attempt = Attempt(model, *given)
@@ -134,18 +135,20 @@ def trace(
     )
     again = partial(_with_other_rows, attempt, given)
     cut = [node for k, node in enumerate(traced.batch) if k not in whole]
-    mark_shared(root, cut, attempt.inputs.rows or 1, again)
-    return traced
+    unclear = mark_draws(root, cut, attempt.inputs.rows or 1, again)
+    old = {name: traced.weights[name] for name in traced.updated}
+    steady = steady_buffers(root, old, traced.batch, again)
+    return replace(traced, unclear_draw="".join(unclear[:1]), steady=steady)
 
 
-def _with_other_rows(attempt: "Attempt", given: Given) -> fx.GraphModule:
-    """The same for several times the rows, which is no other size by chance."""
+def _with_other_rows(attempt: "Attempt", given: Given, least: int) -> tuple[fx.GraphModule, int]:
+    """The same for several times the rows, which is no other size by chance. And how many times."""
     loss_fn, inputs, device, precision = given
     known = [*attempt.parameters.values(), *attempt.buffers.values(), *inputs.tensors]
     taken, rows = {size for one in known for size in one.shape}, inputs.rows or 1
-    more = next(n * rows for n in count(3) if n * rows not in taken)
-    others = loss_fn, inputs.with_rows(more), device, precision
-    return Attempt(attempt.model, *others, list(attempt.loss.buffers)).root()
+    times = next(n for n in count(least, least) if n * rows not in taken)
+    others = loss_fn, inputs.with_rows(times * rows), device, precision
+    return Attempt(attempt.model, *others, list(attempt.loss.buffers)).root(), times
 
 
 def output_graph(

@@ -8,12 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from piper.capture import tracing_private
 from piper.capture.marks.annotate import recorded_names, recording
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.torch_private import fake_errors_unlogged, new_fake_mode, pytree
 from piper.capture.trace.decisions.random_decisions import RandomDecisions
 from piper.capture.trace.forward import fake
 from piper.capture.trace.model_copy import throw_away
+from piper.capture.trace.replaced.calls import ReplacedCalls
+from piper.capture.trace.replaced.numbers import numbers_as_text, numbers_of_python
+from piper.capture.trace.replaced.transformer_private import masks_as_given
 
 
 @dataclass
@@ -81,6 +85,11 @@ def _decided(
         stack.enter_context(new_fake_mode())
         stack.enter_context(forgetting())
         stack.enter_context(torch.no_grad())
+        stack.enter_context(masks_as_given())
+        stack.enter_context(tracing_private.unchecked_distributions())
+        stack.enter_context(numbers_as_text())
+        stack.enter_context(numbers_of_python())
+        stack.enter_context(ReplacedCalls())
         stack.enter_context(decisions)
         named = (*model.named_parameters(), *model.named_buffers())
         state = {name: _without_values(tensor, dtype) for name, tensor in named}

@@ -49,6 +49,12 @@ def refuse_hooks(model: nn.Module) -> None:
             raise refusals.gradient_hook(f"module {name or type(model).__name__}")
 
 
+def refuse_untraceable(model: nn.Module) -> None:
+    refuse_unready(model)
+    refuse_hooks(model)
+    refuse_shared_memory(model)
+
+
 def refuse_unready(model: nn.Module) -> None:
     """What has no shape yet, is compiled, or is divided already, cannot be traced."""
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):

@@ -13,7 +13,7 @@ from piper.capture.marks.tags import tagging
 from piper.capture.observers import observers_aside
 from piper.capture.precision import Precision
 from piper.capture.python_state.function_caches import forgetting
-from piper.capture.source_lines import line_of
+from piper.capture.source_lines import is_in_loss, line_of
 from piper.capture.trace import functions, side_effects
 from piper.capture.trace.conversions import converting
 from piper.capture.trace.decisions.seeds import refusing_seeds
@@ -81,5 +81,6 @@ def graph_of(forward: Callable, *args: list[Tensor]) -> fx.GraphModule:
         if (known := explained(error)) is not None:
             raise known from error
         at = line_of(error.__traceback__)
-        error.add_note(f"{at}: raised while Piper traced the model on tensors without values")
+        what = "the loss function" if is_in_loss(error.__traceback__) else "the model"
+        error.add_note(f"{at}: raised while Piper traced {what} on tensors without values")
         raise

@@ -1,8 +1,8 @@
-"""`type(x) is torch.Tensor` says what it says in eager training, to the user's code."""
+"""`type(x)` and `x.__class__` are what they are in eager training, to the user's code."""
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import GenericAlias
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from piper.capture.python_state.function_caches import own_modules
 from piper.capture.source_lines import is_users
-from piper.capture.torch_private import is_real
+from piper.capture.torch_private import TRACED, is_real
 from piper.capture.trace.replaced.numbers import NUMBERS
 
 
@@ -21,10 +21,33 @@ def types_of_eager(model: nn.Module) -> Iterator[None]:
     for scope in scopes:
         scope["type"] = Type
     try:
-        yield
+        with ExitStack() as stack:
+            for kind in (*TRACED, *NUMBERS):
+                stack.enter_context(_class_of_eager(kind))
+            yield
     finally:
         for scope in scopes:
             scope.pop("type", None)
+
+
+@contextmanager
+def _class_of_eager(kind: Any) -> Iterator[None]:
+    """Python gives no other way to answer for an attribute that every class has."""
+    plain = kind.__getattribute__
+
+    def asked(tensor: Any, name: str) -> Any:
+        if name == "__class__" and is_users(sys._getframe(1).f_code.co_filename):
+            return type_of(tensor)
+        return plain(tensor, name)
+
+    if "__getattribute__" in vars(kind):  # a trace inside of another
+        yield
+        return
+    kind.__getattribute__ = asked
+    try:
+        yield
+    finally:
+        del kind.__getattribute__
 
 
 def _scopes(model: nn.Module) -> list[dict[str, Any]]:
