@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
 from draws import every
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from piper import Place, Split, rehearse, where
+from warned import warned
 
 ROWS, TOKENS, WIDTH, WORDS = 8, 6, 4, 5000
-SGD = partial(torch.optim.SGD, lr=0.1)
 Mask = Callable[[Tensor, Tensor], Tensor]  # of ids and numbers: which tokens
 Chosen = Callable[[Tensor, Tensor], Tensor]  # of tokens, and a mask of some of them
 FLAGS = torch.arange(WORDS) >= 4000
@@ -66,10 +62,7 @@ def warnings_of(mask: Mask, chosen: Chosen, caplog: pytest.LogCaptureFixture) ->
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(5, 50, (ROWS, TOKENS), generator=draw)
     x = torch.randn(ROWS, TOKENS, WIDTH, generator=draw, dtype=torch.float64)
-    strategy, batch = [Place(where(), [0]), Split("MB", 2)], (ids, x, ids % 9)
-    with caplog.at_level(logging.WARNING, "piper"):
-        rehearse(Net(mask, chosen), F.cross_entropy, strategy, [batch], optimizer=SGD, whole=[])
-    return caplog.messages
+    return warned(caplog, Net(mask, chosen), F.cross_entropy, (ids, x, ids % 9), whole=[])
 
 
 FORMS = {f"{a}, {b}": (m, f) for a, m in MASKS.items() for b, f in MEETING.items()}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity import call_alone, compare_notes, compare_options, drift
+from parity import TABLES, call_alone, compare_notes, compare_options, drift
 from pool import run_on
 
 from piper.job.processes.consistency import fingerprint
@@ -25,11 +25,20 @@ def test_other_initial_weights_are_refused() -> None:
     assert run_on(2, compare_notes, "seed") == [message, message]
 
 
+@pytest.mark.parametrize("case", TABLES)
+def test_one_other_row_of_a_large_table_is_refused(case: str) -> None:
+    what = "2.values starts with different values on device 1 than on device 0"
+
+    for found in run_on(2, compare_notes, case):
+        assert what in found
+
+
 @pytest.mark.parametrize(
     ("case", "what"),
     [
         ("parts", "strategy: device 1 was given a different one than device 0"),
         ("rows", "example: device 1 was given a different one than device 0"),
+        ("dropout", "model: device 1 was given a different one than device 0"),
         ("model", "model: device 1 was given a different one than device 0"),
         ("max_norm", "max_norm: device 1 was given a different one than device 0: 2.0, not 1.0"),
     ],
@@ -58,14 +67,15 @@ def test_other_options_and_other_code_are_refused() -> None:
     }
 
 
-def test_replicas_that_drift_apart_are_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_replicas_that_drift_apart_are_found(frozen: bool, tmp_path: Path) -> None:
     message = (
         "1.weight: after step 4, it differs between device 0 and device 1, which are replicas\n"
         "  fix: give all processes the same options and versions of PyTorch, and test the hardware "
         "of both devices; then resume from the last checkpoint"
     )
 
-    assert run_on(2, drift, 0, str(tmp_path / "run")) == [("fine", message)] * 2
+    assert run_on(2, drift, 0, str(tmp_path / "run"), frozen) == [("fine", message)] * 2
 
 
 def test_shards_are_no_replicas(tmp_path: Path) -> None:
@@ -92,6 +102,10 @@ def test_other_data_has_another_fingerprint(layout: str, kind: torch.dtype) -> N
             return [made.contiguous(memory_format=torch.channels_last)]
         return [made.transpose(0, 3) if layout == "columns" else made]
 
+    one_other = batch(0)
+    one_other[0][1, 2, 3, 3] = not one_other[0][1, 2, 3, 3]
+
+    assert fingerprint(one_other) != fingerprint(batch(0))
     assert fingerprint(batch(0)) == fingerprint(batch(0))
     assert fingerprint(batch(0)) != fingerprint(batch(1))
     assert fingerprint(batch(0) + batch(1)) != fingerprint(batch(1) + batch(0))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import math
 import re
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,8 +17,10 @@ from piper.job.processes.different_lengths import BatchForm, Lengths, together
 from piper.names import amount
 from piper.runtime.processes.gathering import everyone
 from piper.runtime.processes.waits import peers_needed
+from piper.runtime.state.checksums import bits, checksums
 
-SAMPLE = 1024  # elements of each parameter that are compared: enough to tell two random ones apart
+SAMPLE = 1024  # elements of a large tensor that are compared where that happens often
+WHOLE = 2**20  # bytes of a tensor that are all compared
 SHORT = 60  # characters that a message can show; a digest is longer
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # differs between processes
 Digests = dict[str, str]
@@ -46,7 +46,7 @@ def refuse_disagreement(given: Mapping[str, str], model: torch.nn.Module) -> Non
         return
     texts = {name: ADDRESS.sub("", text) for name, text in given.items()}
     mine = {name: short_or_digest(text) for name, text in texts.items()}
-    everywhere = everyone((mine, digests(model)), "the comparison of models and options")
+    everywhere = everyone((mine, whole_digests(model)), "the comparison of models and options")
     wanted, weights = everywhere[0]
     for rank, (theirs, values) in enumerate(everywhere):
         for name in {**wanted, **theirs}:
@@ -59,12 +59,23 @@ def refuse_disagreement(given: Mapping[str, str], model: torch.nn.Module) -> Non
 
 
 def structure(model: torch.nn.Module) -> str:
-    """Modules and parameters by name, class and shape."""
-    modules = [f"{name} {type(module).__qualname__}" for name, module in model.named_modules()]
+    """Modules and parameters by name, class, options of torch's layers, and shape."""
+    modules = [f"{name} {words_of(module)}" for name, module in model.named_modules()]
     named = [*model.named_parameters(), *model.named_buffers()]
     return "\n".join([*modules, *(f"{n} {tuple(t.shape)} {t.dtype}" for n, t in named)])
 
 
+def words_of(module: torch.nn.Module) -> str:
+    """The class of a module, and what a layer of torch prints, such as the share of a dropout.
+
+    Containers print devices, which differ between processes.
+    """
+    kind = type(module)
+    own = getattr(torch.nn, kind.__name__, None) is kind and not isinstance(module, CONTAINERS)
+    return f"{kind.__qualname__}({module.extra_repr() if own else ''})"
+
+
+CONTAINERS = (torch.nn.ParameterList, torch.nn.ParameterDict)
 DEFAULT_TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -78,8 +89,20 @@ def flags(model: torch.nn.Module) -> tuple[bool, ...]:
 
 
 def digests(model: torch.nn.Module) -> Digests:
+    """To see whether values have changed in this process. Of large tensors, some elements."""
+    return {name: tensor_digest(tensor) for name, tensor in filled(model).items()}
+
+
+def whole_digests(model: torch.nn.Module) -> Digests:
+    """Of all bits: where rows were added to a table of tokens, only these may differ."""
+    found = filled(model)
+    numbers = zip(found.items(), checksums(list(found.values())), strict=True)
+    return {name: f"{tuple(one.shape)} {one.dtype} {number}" for (name, one), number in numbers}
+
+
+def filled(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     named = [*model.named_parameters(), *model.named_buffers()]
-    return {name: digest([sample(tensor)]) for name, tensor in named if has_values(tensor)}
+    return {name: tensor for name, tensor in named if has_values(tensor)}
 
 
 def has_values(tensor: torch.Tensor) -> bool:
@@ -87,22 +110,22 @@ def has_values(tensor: torch.Tensor) -> bool:
     return not tensor.is_meta and tensor.numel() > 0 and tensor.untyped_storage().nbytes() > 0
 
 
-def sample(tensor: torch.Tensor) -> bytes:
-    real = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    some = spread(real).to("cpu", torch.float64).contiguous()
-    text = f"{tuple(tensor.shape)}{tensor.dtype}".encode()
-    return text + ctypes.string_at(some.data_ptr(), some.nbytes)
+def tensor_digest(tensor: torch.Tensor) -> str:
+    given = tensor.detach()
+    found = (given if given.nbytes <= WHOLE else spread(given)).cpu()
+    real = torch.view_as_real(found) if found.is_complex() else found
+    return f"{tuple(tensor.shape)} {tensor.dtype} {bits(real)}"
 
 
 def fingerprint(batch: Iterable[torch.Tensor]) -> int:
-    """A checksum of some elements. Types and shapes are compared separately.
+    """A checksum of small tensors, and of some elements of large ones, in every step.
 
-    It is computed in every step, so it uses the raw bytes.
+    Types and shapes are compared separately.
     """
     found = 0
     for tensor in batch:
-        some = spread(tensor.detach()).cpu().contiguous()
-        found = zlib.crc32(ctypes.string_at(some.data_ptr(), some.nbytes), found)
+        given = tensor.detach()
+        found = bits((given if given.nbytes <= WHOLE else spread(given)).cpu(), found)
     return found
 
 

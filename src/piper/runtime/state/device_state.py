@@ -346,7 +346,7 @@ def make_shard(
     optimizer = None
     if trained and wholes:
         held = list(zip(found, parameters, strict=True))
-        optimizer = sharded_optimizer(make_optimizer, wholes, held, orders)
+        optimizer = sharded_optimizer(make_optimizer, wholes, held, orders, state.ways > 1)
     tensors = tuple(flats)
     if state.ways == 1:
         each = zip(orders, flats, shapes, strict=True)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from piper.errors import ReplicaError
 from piper.runtime.processes.gathering import everyone
+from piper.runtime.state.checksums import checksums
 from piper.runtime.state.device_state import BucketState, DeviceState
 
 EVERY = 100  # steps between two comparisons: each one waits for the device
@@ -35,8 +36,8 @@ def refuse_drift(state: DeviceState, steps: int, every: int = 1) -> None:
 
 
 def parts_of(state: DeviceState) -> Iterator[tuple[Held, Digests]]:
-    """The parts of parameters in each trained bucket. Equal parts have the same name."""
-    buckets = [one for one in state.buckets.values() if one.trained]
+    """The parts of parameters in each bucket, frozen or not. Equal parts have the same name."""
+    buckets = list(state.buckets.values())
     numbers = iter(checksums([part for one in buckets for part in tensors_of(one)]))
     for bucket in buckets:
         names = [
@@ -47,20 +48,7 @@ def parts_of(state: DeviceState) -> Iterator[tuple[Held, Digests]]:
 
 
 def tensors_of(bucket: BucketState) -> list[torch.Tensor]:
-    return [part.parameter.detach() for part in bucket.parts()]
-
-
-def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """A number for the bits of each tensor. Waits for the device once."""
-    found = [checksum(tensor) for tensor in tensors]
-    return torch.stack([one.cpu() for one in found]).tolist() if found else []
-
-
-def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.numel():
-        return torch.zeros((), dtype=torch.int64)
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return torch.hash_tensor(real).view(torch.int64)
+    return [part.parameter for part in bucket.parts()]
 
 
 def combined(parts: Digests) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,18 +25,35 @@ from piper.runtime.torch_private import has_own_step
 Held = Sequence[tuple[Piece, torch.nn.Parameter]]
 
 
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What divides parameters, and what to write to have them whole."""
+
+    what: str
+    without: str
+
+
+BY_ZERO = Cause("zero=1, 2 and 3 give it shards (`Shard` does, too)", "zero=0 and no `Shard`")
+BY_SHARD = Cause("`Shard` (tp=, ep=) gives it a part of them", "no `Shard` (tp=1, ep=1)")
+
+
 def sharded_optimizer(
-    make: MakeOptimizer, wholes: Named, held: Held, orders: Sequence[ElementOrder]
+    make: MakeOptimizer,
+    wholes: Named,
+    held: Held,
+    orders: Sequence[ElementOrder],
+    zero: bool = True,
 ) -> torch.optim.Optimizer:
     """The user's optimizer of whole parameters, moved to the pieces that are here.
 
     The user's function sees whole parameters with their names and initial values, as on one
-    device, so it makes the same optimizer. `wholes` is emptied.
+    device, so it makes the same optimizer. `wholes` is emptied. `zero`: pieces are those of ZeRO.
     """
+    cause = BY_ZERO if zero else BY_SHARD
     optimizer = make_checked(make, wholes)
-    refuse_whole_tensors(optimizer)
+    refuse_whole_tensors(optimizer, cause)
     move(optimizer, wholes, held, orders)
-    refuse_kept(wholes)
+    refuse_kept(wholes, cause)
     return optimizer
 
 
@@ -73,7 +91,7 @@ def cut(
     return {key: part(value) for key, value in state.items()}
 
 
-def refuse_kept(wholes: Named) -> None:
+def refuse_kept(wholes: Named, cause: Cause) -> None:
     """An optimizer that keeps references to whole parameters would train the wrong ones."""
     watched = [weakref.ref(parameter) for _, parameter in wholes]
     wholes.clear()
@@ -81,21 +99,19 @@ def refuse_kept(wholes: Named) -> None:
         gc.collect()
     if any(ref() is not None for ref in watched):
         raise refused(
-            "it keeps parameters besides those in param_groups, and zero=1, 2 and 3 give it shards "
-            "(`Shard` does, too)",
-            "use zero=0 and no `Shard`, or look parameters up in param_groups at each step",
+            f"it keeps parameters besides those in param_groups, and {cause.what}",
+            f"use {cause.without}, or look parameters up in param_groups at each step",
         )
 
 
-def refuse_whole_tensors(optimizer: torch.optim.Optimizer) -> None:
+def refuse_whole_tensors(optimizer: torch.optim.Optimizer, cause: Cause = BY_ZERO) -> None:
     """An optimizer that needs whole tensors (norms, factors) does not see them in a shard."""
     kind = type(optimizer)
     if is_known(optimizer) and (is_elementwise(kind) or getattr(optimizer, "elementwise", False)):
         return
     replaced = ", whose step was replaced," if has_own_step(optimizer) else ""
     raise refused(
-        f"{kind.__name__}{replaced} may need whole parameters, and zero=1, 2 and 3 give it shards "
-        "(`Shard` does, too)",
-        "use zero=0 and no `Shard`, or one of " + ", ".join(ELEMENTWISE) + "; if it treats every "
-        "element by itself, say so with the class attribute elementwise = True",
+        f"{kind.__name__}{replaced} may need whole parameters, and {cause.what}",
+        f"use {cause.without}, or one of {', '.join(ELEMENTWISE)}; if it treats every element by "
+        "itself, say so with the class attribute elementwise = True",
     )
