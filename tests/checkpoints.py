@@ -144,6 +144,15 @@ def save_in_vain(rank: int, text: str, folder: str) -> list[str]:
     return said
 
 
+def save_otherwise(rank: int, text: str, folder: str, options: dict[str, Any]) -> str:
+    """The second process saves with other options."""
+    trainer, mine = made(rank, "uneven", 2, text)
+    trainer.step(*mine[0])
+    said = saying(lambda: trainer.save(folder, **(options if rank else {})))
+    trainer.close()
+    return said
+
+
 def full(*given: Any) -> int:
     raise OSError(28, "No space left on device")
 

@@ -8,6 +8,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from draws import levels_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
@@ -152,8 +153,7 @@ def replicas(zero: int, parts: int = 2, **options: object) -> Strategy:
     return Strategy([Place(where(), both), given, Split("MB", parts)])
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize(("zero", "parts"), levels_of([2, 3], [1, 2]))
 def test_replicas_that_shard_more_than_optimizer_state_keep_less(zero: int, parts: int) -> None:
     """All layers but the last, whose backward follows at once."""
     lean, whole = compiled(replicas(zero, parts)), compiled(replicas(zero, parts) + [KEEP_ALL])

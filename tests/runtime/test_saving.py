@@ -7,6 +7,7 @@ import multiprocessing as mp
 import random
 import threading
 import time
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from checkpoints import (
     save_half,
     save_in_vain,
     save_often,
+    save_otherwise,
     save_unseen,
     weights,
 )
@@ -287,3 +289,92 @@ def test_a_failure_at_the_end_of_a_save_loses_nothing(
     complete = any(one in after for one in ("complete", "finish", "replace_file", "remove"))
     assert again.resume(folder) == int(complete)
     again.close()
+
+
+def one_device(optimizer: Any = None) -> Trainer:
+    torch.manual_seed(0)
+    x = torch.ones(4, 4)
+    given = {} if optimizer is None else {"optimizer": optimizer}
+    model = nn.Linear(4, 4)
+    return Trainer(model, nn.functional.mse_loss, None, example=(x, x), device="cpu", **given)
+
+
+def saved(folder: Path, optimizer: Any = None) -> None:
+    with one_device(optimizer) as trainer:
+        trainer.step(torch.ones(4, 4), torch.zeros(4, 4))
+        trainer.save(folder)
+
+
+OF_TORCH = torch.optim
+MORE: dict[str, tuple[Any, Any, str]] = {
+    "amsgrad": (OF_TORCH.AdamW, partial(OF_TORCH.AdamW, amsgrad=True), "max_exp_avg_sq"),
+    "centered": (OF_TORCH.RMSprop, partial(OF_TORCH.RMSprop, centered=True), "grad_avg"),
+    "momentum": (OF_TORCH.RMSprop, partial(OF_TORCH.RMSprop, momentum=0.9), "momentum_buffer"),
+}
+
+
+@pytest.mark.parametrize("option", MORE)
+def test_an_option_that_keeps_more_than_was_saved_is_refused(option: str, tmp_path: Path) -> None:
+    before, after, missing = MORE[option]
+    saved(tmp_path / "run", before)
+
+    with one_device(after) as trainer:
+        with pytest.raises(InputError, match=f"has no {missing}, which"):
+            trainer.resume(tmp_path / "run")
+        trainer.load(tmp_path / "run")
+        trainer.step(torch.ones(4, 4), torch.zeros(4, 4))
+    with one_device(before) as trainer:
+        assert trainer.resume(tmp_path / "run") == 1
+
+
+def test_a_momentum_that_is_added_begins_at_zero(tmp_path: Path) -> None:
+    saved(tmp_path / "run", partial(torch.optim.SGD, lr=0.1))
+
+    with one_device(partial(torch.optim.SGD, lr=0.1, momentum=0.9)) as trainer:
+        assert trainer.resume(tmp_path / "run") == 1
+        trainer.step(torch.ones(4, 4), torch.zeros(4, 4))
+
+
+def test_a_run_does_not_begin_anew_beside_a_checkpoint_that_nothing_points_to(
+    tmp_path: Path,
+) -> None:
+    saved(tmp_path / "run")
+    (tmp_path / "run" / "piper.json").unlink()
+
+    with one_device() as trainer:
+        with pytest.raises(InputError, match="has step-1, and no piper.json"):
+            trainer.resume(tmp_path / "run", missing_ok=True)
+        assert trainer.resume(tmp_path / "run" / "step-1") == 1
+
+
+WRONG_CALLS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no folder": ("save", {"folder": None}, "NoneType, and not a path"),
+    "a number to resume": ("resume", {"folder": 5}, "int, and not a path"),
+    "bytes": ("export", {"folder": b"x"}, "bytes, and not a path"),
+    "keep": ("save", {"folder": "x", "keep": "2"}, "keep='2' is not a number"),
+    "a part": ("save", {"folder": "x", "keep": 1.5}, "keep=1.5 is not a number"),
+    "every": ("save", {"folder": "x", "keep_every": 1.5}, "keep_every=1.5 is not a number"),
+    "rename": ("load", {"path": "x", "rename": 5}, "rename=5 is not a function"),
+    "only": ("export", {"folder": "x", "only": "head"}, "only='head' is not a function"),
+    "size": ("export", {"folder": "x", "max_file_gib": "x"}, "max_file_gib='x' is not a size"),
+    "no size": ("export", {"folder": "x", "max_file_gib": 0}, "max_file_gib=0 is not a size"),
+}
+
+
+def test_wrong_arguments_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with one_device() as trainer:
+        for call, given, words in WRONG_CALLS.values():
+            with pytest.raises(InputError, match=words):
+                getattr(trainer, call)(**given)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [{"keep": 2}, {"keep_every": 4}, {"wait": False}], ids=str)
+def test_processes_save_in_the_same_way(options: dict[str, Any], tmp_path: Path) -> None:
+    ((name, value),) = options.items()
+
+    said = run_on(2, save_otherwise, TWO.to_json(), str(tmp_path / "run"), options)
+
+    assert all(f"process 1 saves with {name}={value!r}, process 0 with " in one for one in said)
+    assert not (tmp_path / "run").exists()

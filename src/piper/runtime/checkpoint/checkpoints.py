@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from piper.runtime.checkpoint.format.problems import refused, resolved
 from piper.runtime.checkpoint.layout import Arrange, Written
 from piper.runtime.checkpoint.load import load
 from piper.runtime.checkpoint.lock import FolderLock
-from piper.runtime.checkpoint.model_names import ModelTensor
+from piper.runtime.checkpoint.model_names import ModelTensor, refuse_no_function
 from piper.runtime.checkpoint.peers import Peers, peers
 from piper.runtime.checkpoint.pieces import Turns
 from piper.runtime.checkpoint.process_values import process_values, refuse_other_loader
@@ -49,17 +49,21 @@ class Checkpoints:
         return self.made[0]
 
     def save(
-        self, folder: Path, run: Run, state: DeviceState, turns: Turns, keep: Keep,
+        self, folder: Any, run: Run, state: DeviceState, turns: Turns, keep: Keep,
         loader: Any, wait: bool,
     ) -> None:  # fmt: skip
         """An older checkpoint stays until the new one is complete."""
         self.finish()
         refuse_other_loader(loader)
-        everyone, rest = self.peers, self.unused(state)
+        place = resolved(path_of(folder))
+        asked = {"folder": str(place), "keep": keep.newest, "keep_every": keep.every, "wait": wait}
+        everyone = self.peers
+        refuse_other_calls(everyone.everyone(asked))
+        rest = self.unused(state)
         values = everyone.each(partial(process_values, loader, state.device))
         values |= state.loss_scale.saved if state.loss_scale else {}
         given = snapshot(everyone, run, state, turns, values, rest, copy=not wait)
-        part = opened(everyone, resolved(folder), run.steps, self.locks)
+        part = opened(everyone, place, run.steps, self.locks)
         writing = partial(write, everyone, part, self.locks.get(part.parent), given, keep)
         if wait or rest:
             writing()
@@ -83,11 +87,11 @@ class Checkpoints:
         return set(state.origin.known) - used
 
     def resume(
-        self, folder: Path, run: Run, state: DeviceState, missing_ok: bool, loader: Any
+        self, folder: Any, run: Run, state: DeviceState, missing_ok: bool, loader: Any
     ) -> int:
         self.finish()
         refuse_other_loader(loader)
-        steps = resume(self.peers, resolved(folder), state, run, missing_ok, loader)
+        steps = resume(self.peers, resolved(path_of(folder)), state, run, missing_ok, loader)
         state.kept.look(state.optimizers().values())
         self.peers.each(partial(refuse_other_values, state))
         return steps
@@ -97,6 +101,7 @@ class Checkpoints:
         rename: Rename | None, strict: bool, arrange: Arrange | None = None,
     ) -> None:  # fmt: skip
         self.finish()
+        refuse_no_function("rename", rename)
         if run.steps:
             raise refused("this Trainer has already run steps", "load before the first step")
         load(self.peers, resolved(path_of(path)), state, tensors, rename, strict, arrange)
@@ -104,13 +109,17 @@ class Checkpoints:
         self.peers.each(partial(refuse_other_values, state))
 
     def export(
-        self, folder: Path, state: DeviceState, turns: Turns, tensors: list[ModelTensor],
+        self, folder: Any, state: DeviceState, turns: Turns, tensors: list[ModelTensor],
         initial: Initial, max_file_gib: float, rename: Rename, file: str,
         written: Written | None = None,
     ) -> None:  # fmt: skip
         self.finish()
+        refuse_no_function("rename", rename)
+        if not isinstance(max_file_gib, int | float) or not 0 < max_file_gib < float("inf"):
+            what = f"max_file_gib={max_file_gib!r} is not a size"
+            raise refused(what, "write how many GiB a file may have: max_file_gib=5")
         given = state, turns, tensors, initial, int(max_file_gib * 2**30)
-        export(self.peers, resolved(folder), *given, rename, file, written)
+        export(self.peers, resolved(path_of(folder)), *given, rename, file, written)
 
     @property
     def failed(self) -> bool:
@@ -136,6 +145,16 @@ class Checkpoints:
         if anywhere:
             self.finish()
             raise refused("the last one is lost: see the other processes", "save again")
+
+
+def refuse_other_calls(asked: Sequence[Mapping[str, object]]) -> None:
+    """Processes that do not save in the same way: what the first says would count."""
+    for rank, (name, value) in ((k, one) for k, each in enumerate(asked) for one in each.items()):
+        if value != asked[0][name]:
+            raise refused(
+                f"process {rank} saves with {name}={value!r}, process 0 with {asked[0][name]!r}",
+                "let all processes make the same call",
+            )
 
 
 def path_of(given: Any) -> Path:

@@ -23,7 +23,7 @@ from piper.runtime.checkpoint.format.problems import WHERE, damaged, refused
 from piper.runtime.checkpoint.format.sealed_json import sealed, unsealed
 from piper.runtime.checkpoint.format.strict_values import WRONG, count, text
 from piper.runtime.checkpoint.index import INDEX, VERSION
-from piper.runtime.checkpoint.lock import LOCK, FolderLock
+from piper.runtime.checkpoint.lock import LOCK, FolderLock, unfinished
 
 LOG = logging.getLogger("piper")
 POINTER = "piper.json"
@@ -51,6 +51,10 @@ class Keep:
     every: int | None = None
 
     def __post_init__(self) -> None:
+        for name, given in (("keep", self.newest), ("keep_every", self.every or 1)):
+            if type(given) is not int:
+                what = f"{name}={given!r} is not a number of checkpoints or steps"
+                raise refused(what, f"write a whole number: {name}=2")
         if self.newest < 1 or (self.every is not None and self.every < 1):
             raise refused(
                 f"keep={self.newest} and keep_every={self.every} keep nothing",
@@ -119,6 +123,17 @@ def refuse_foreign(folder: Path) -> None:
     if not folder.is_dir() or (not ours and any(folder.iterdir())):
         raise refused(
             f"{folder} exists and is not a checkpoint", "choose a folder that does not exist yet"
+        )
+
+
+def refuse_lost_pointer(folder: Path) -> None:
+    """Do not begin anew beside a checkpoint, unless a crash has left it behind incomplete."""
+    whole = {path.parent.name for path in folder.glob(f"step-*/{INDEX}")} - unfinished(folder)
+    if whole:
+        raise refused(
+            f"{folder} has {', '.join(sorted(whole))}, and no {POINTER} that says which is current",
+            f"put {POINTER} back, resume from a checkpoint by its own folder, such as "
+            f"{folder / min(whole)}, or use another folder",
         )
 
 

@@ -102,6 +102,19 @@ def owner(file: int) -> dict[str, Any]:
     return {}
 
 
+def unfinished(folder: Path) -> set[str]:
+    """The folders that the last holder was filling or removing."""
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return set()
+    try:
+        found = owner(file).get("folders")
+    finally:
+        os.close(file)
+    return set(map(str, found)) if isinstance(found, list) else set()
+
+
 def text(whose: dict[str, Any]) -> str:
     """
     >>> text({"pid": 7, "host": "a", "user": "b", "since": "noon"})

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from piper.runtime.checkpoint.format.problems import refused
+
 Names = Callable[[str], bool]  # which names are meant
 
 
@@ -26,6 +28,7 @@ class ModelTensor:
 
 def model_tensors(model: torch.nn.Module, only: Names | None = None) -> list[ModelTensor]:
     """In the order of the state dict, also of a model on `meta`; all, or those of some names."""
+    refuse_no_function("only", only)
     kept = model.state_dict(keep_vars=True)
     names: dict[int, list[str]] = {}
     for name, tensor in kept.items():
@@ -41,3 +44,11 @@ def model_tensors(model: torch.nn.Module, only: Names | None = None) -> list[Mod
 
 def by_name(tensors: list[ModelTensor]) -> Mapping[str, ModelTensor]:
     return {name: one for one in tensors for name in one.names}
+
+
+def refuse_no_function(name: str, given: object) -> None:
+    """Of the names of tensors."""
+    if given is not None and not callable(given):
+        example = "name: name.startswith('head')" if name == "only" else "name: 'model.' + name"
+        fix = f"give a function of a name: {name}=lambda {example}"
+        raise refused(f"{name}={given!r} is not a function", fix)

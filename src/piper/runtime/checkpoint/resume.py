@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -17,6 +18,7 @@ from piper.runtime.checkpoint.folder import (
     is_checkpoint,
     kept_in,
     refuse_foreign,
+    refuse_lost_pointer,
 )
 from piper.runtime.checkpoint.format.files import digest_of
 from piper.runtime.checkpoint.format.plain_values import decoded
@@ -33,6 +35,7 @@ from piper.runtime.checkpoint.process_values import (
 )
 from piper.runtime.checkpoint.reader import Reader, States, put
 from piper.runtime.checkpoint.save import Run
+from piper.runtime.optimizers.missing_state import missing_state
 from piper.runtime.optimizers.user_optimizer import forward
 from piper.runtime.state.device_state import BucketState, DeviceState
 
@@ -81,6 +84,7 @@ def is_there(peers: Peers, folder: Path, missing_ok: bool) -> bool:
     views = peers.everyone(peers.each(lambda: view(folder)))
     if not any(views) and missing_ok:
         peers.each(lambda: refuse_foreign(folder))  # else the first save would
+        peers.each(lambda: refuse_lost_pointer(folder))
         return False
     for rank, seen in enumerate(views):
         if seen != views[0]:
@@ -110,9 +114,32 @@ def read(peers: Peers, folder: Path, state: DeviceState, run: Run, with_loader: 
         for file in reader.index.files:
             reader.check_size(file)
     buckets = [(bucket, reader.states_of(bucket)) for bucket in state.buckets.values()]
+    for bucket, states in buckets:
+        refuse_missing_state(folder, bucket, states)
     random = random_of(reader, own_process(reader.index, peers), state.device)
     loader = decoded_in(reader.folder, position(reader, run)) if with_loader else None
     return Found(reader, buckets, random, loader, loss_scale_of(reader))
+
+
+def refuse_missing_state(folder: Path, bucket: BucketState, states: Sequence[States]) -> None:
+    """An option that the optimizer did not have when it was saved may need more than there is."""
+    if bucket.optimizer is None:
+        return
+    groups = {id(p): group for group in bucket.optimizer.param_groups for p in group["params"]}
+    kinds = {
+        (id(groups[id(part.parameter)]), tuple(filter(None, held))): groups[id(part.parameter)]
+        for part, held in zip(bucket.parts(), states, strict=True)
+        if id(part.parameter) in groups
+    }
+    for (_, names), group in kinds.items():
+        missing = missing_state(bucket.optimizer, group, names)
+        if missing:
+            kind = type(bucket.optimizer).__name__
+            raise refused(
+                f"{folder} has no {', '.join(missing)}, which {kind} keeps with its options of now",
+                "give the optimizer the options with which this was saved, or begin its state anew "
+                f"with the weights alone: trainer.load({str(folder)!r})",
+            )
 
 
 def reader_of(folder: Path, only_weights: bool = False) -> Reader:

@@ -10,7 +10,7 @@ import torch
 
 from piper.errors import StrategyError
 from piper.runtime.optimizers.common_quantities import depend_on_each_other
-from piper.runtime.optimizers.known_optimizers import MakeOptimizer, Named, is_known
+from piper.runtime.optimizers.known_optimizers import MakeOptimizer, Named, is_unchanged
 from piper.runtime.optimizers.small_parameters import (
     Kind,
     close,
@@ -27,9 +27,10 @@ SCALES = (1e3, 1.0, 1e-3)  # of gradients, one step each: reveals clipping by a 
 def refuse_joint(make: MakeOptimizer, optimizer: torch.optim.Optimizer, named: Named) -> None:
     """Try an optimizer that is not torch's on two small parameters: together, and one by one.
 
-    If it cannot be tried on them, assume that it is fine.
+    One that says that it works element by element may still count its steps, or draw numbers,
+    outside of itself. If it cannot be tried on them, assume that it is fine.
     """
-    if is_known(optimizer):
+    if is_unchanged(optimizer):
         return
     kinds = [kind(*one) for one in named][:2]
     kinds += [replace(kinds[0], name=f"{kinds[0].name}_again")] if len(kinds) == 1 else []
@@ -38,9 +39,8 @@ def refuse_joint(make: MakeOptimizer, optimizer: torch.optim.Optimizer, named: N
         together, alone = trained(make, [kinds]), trained(make, [[one] for one in kinds])
     except Exception:
         return
-    pairs = zip(together, alone, strict=True)
-    if any(not close(a, b) for a, b in pairs):
-        raise joint(optimizer)
+    if not all(map(close, together, alone)):
+        raise drawing(optimizer) if draws(make, kinds) else joint(optimizer)
 
 
 def refuse_common(make: MakeOptimizer, buckets: Sequence[Named]) -> None:
@@ -50,13 +50,14 @@ def refuse_common(make: MakeOptimizer, buckets: Sequence[Named]) -> None:
         return
     try:
         optimizer = make(list(pairs[0]))
-        groups = [] if is_known(optimizer) else groups_of(make, buckets)
+        groups = [] if is_unchanged(optimizer) else groups_of(make, buckets)
     except Exception:  # whatever it is, it happens in the calls that count as well
         return
     pairs += [pair for group in groups for pair in islice(pairs_of(group), MOST)]
     kinds = ([kind(*one) for one in pair] for pair in pairs)
-    if not is_known(optimizer) and any(depend_on_each_other(make, pair) for pair in kinds):
-        raise joint(optimizer)
+    for pair in () if is_unchanged(optimizer) else kinds:
+        if depend_on_each_other(make, pair):
+            raise drawing(optimizer) if draws(make, fitting(make, pair)) else joint(optimizer)
 
 
 def groups_of(make: MakeOptimizer, buckets: Sequence[Named]) -> list[list[Named]]:
@@ -89,6 +90,24 @@ def joint(optimizer: torch.optim.Optimizer) -> StrategyError:
         "every bucket of parameters has its own optimizer",
         "look at one parameter at a time; to clip by the norm of all gradients, give "
         "Trainer(max_norm=...)",
+    )
+
+
+def draws(make: MakeOptimizer, kinds: list[Kind]) -> bool:
+    """Whether the same steps give other values when they are done again."""
+    return not all(map(close, trained(make, [kinds]), trained(make, [kinds])))
+
+
+def drawing(optimizer: torch.optim.Optimizer) -> StrategyError:
+    """One that gives other values for the same gradients, as SGLD does."""
+    return StrategyError.of(
+        "optimizer",
+        f"{type(optimizer).__name__} gives other values for the same gradients: it draws random "
+        "numbers in its step, or counts in something that other optimizers share. Every bucket of "
+        "parameters has its own optimizer, and each would draw or count for itself",
+        "count in its own attributes (`self.count += 1`); let the model draw random numbers, which "
+        "are then the same under every strategy: `loss + scale * (torch.randn_like(p) * p).sum()` "
+        "adds noise to the gradient of p",
     )
 
 

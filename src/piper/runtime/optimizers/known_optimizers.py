@@ -21,8 +21,12 @@ ELEMENTWISE = (
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it is torch's, as it is, or says that it treats every element by itself."""
-    own = is_torchs(type(optimizer)) and not has_own_step(optimizer)
-    return own or getattr(optimizer, "elementwise", False)
+    return is_unchanged(optimizer) or getattr(optimizer, "elementwise", False)
+
+
+def is_unchanged(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is torch's, as it is."""
+    return is_torchs(type(optimizer)) and not has_own_step(optimizer)
 
 
 def is_torchs(kind: type) -> bool:
