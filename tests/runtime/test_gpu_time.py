@@ -219,7 +219,8 @@ def test_joined_kernels_run_alone_if_that_is_the_same() -> None:
     one = program(Stream(), lambda: None, lambda: None, code=(run("PP0"), run("PP1")))
     one.each_alone = lambda: made.append("kernels")
     joined = [(0, Together((0, 1), lambda: None))]
-    chosen = GraphChoice(one, JoinedRuns(joined), lambda: JoinedRuns(joined), lambda: 0.0, int)
+    both = JoinedRuns(joined)
+    chosen = GraphChoice(one, both, lambda: both, lambda: 0.0, free=int, reserved=int)
     found = []
     for faster in (JoinedRuns(joined), JoinedRuns(joined, compiled=True), chosen, chosen):
         one.faster = faster

@@ -28,6 +28,7 @@ from piper.runtime.gpu.cuda_graphs import record_graphs
 from piper.runtime.gpu.graph_choice import TIMED, UNTIMED, GraphChoice, is_suited
 from piper.strategies import BUILDERS
 
+pytestmark = pytest.mark.usefixtures("old_objects")  # each recording collects garbage
 EACH = UNTIMED + TIMED
 STEPS = 2 * EACH + 2
 
@@ -43,7 +44,10 @@ class Steps:
 
 
 def choice(
-    seconds: dict[str, float], fails: bool = False, free: tuple[int, int] = (10, 5)
+    seconds: dict[str, float],
+    fails: bool = False,
+    free: tuple[int, int] = (10, 5),
+    memory: dict[str, int] | None = None,
 ) -> tuple[GraphChoice, list[str]]:
     ran: list[str] = []
     plan = SimpleNamespace(instructions=[None], states=(), device=0)
@@ -63,8 +67,11 @@ def choice(
     def clock() -> float:
         return sum(seconds[name] for name in ran)
 
-    left = iter(free)
-    return GraphChoice(program, Steps("plain", 0.0, ran), record, clock, lambda: next(left)), ran
+    def reserved() -> int:
+        return (memory or {}).get(ran[-1], 2**30)
+
+    left, plain = iter(free), Steps("plain", 0.0, ran)
+    return GraphChoice(program, plain, record, clock, lambda: next(left), reserved), ran
 
 
 def run(found: GraphChoice, steps: int) -> None:
@@ -88,6 +95,26 @@ def test_the_faster_one_stays(seconds: dict[str, float], then: str) -> None:
 
     assert ran == ["plain"] * EACH + ["graphs"] * EACH + [then] * 2
     assert (found.graphs is None) == (then == "plain")  # their memory is free again
+
+
+@pytest.mark.parametrize(
+    ("seconds", "memory", "then"),
+    [
+        (0.90, 1.05, "graphs"),
+        (0.95, 1.06, "plain"),
+        (0.50, 1.90, "graphs"),
+        (1.10, 0.80, "plain"),  # nobody asked for less memory
+    ],
+)
+def test_graphs_save_a_larger_part_of_the_time_than_they_add_to_the_memory(
+    seconds: float, memory: float, then: str
+) -> None:
+    reserved = {"plain": 1000, "graphs": int(1000 * memory)}
+    found, ran = choice({"plain": 1.0, "graphs": seconds}, memory=reserved)
+
+    run(found, STEPS)
+
+    assert ran[-2:] == [then] * 2
 
 
 def test_one_slow_step_does_not_decide() -> None:
@@ -127,7 +154,8 @@ def test_the_log_says_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
         run(found, STEPS)
 
     assert caplog.messages == [
-        "device 0: a step takes 100.0 ms with CUDA graphs and 200.0 ms without; it runs with them"
+        "device 0: a step takes 100.0 ms and 1.00 GiB with CUDA graphs, 200.0 ms and 1.00 GiB "
+        "without; it runs with them"
     ]
 
 
@@ -150,7 +178,7 @@ def with_choices(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[GraphChoice
         program = load(job, mine, *given)
         record = partial(record_graphs, program, mine.known, OperatorTape)
         clock, free = (lambda: 0.0), (lambda: 0)
-        program.faster = found = GraphChoice(program, None, record, clock, free)
+        program.faster = found = GraphChoice(program, None, record, clock, free, lambda: 1)
         found.clock = lambda: seconds(found)
         made.append(found)
         return program

@@ -25,6 +25,8 @@ from piper.runtime.gpu import cuda_graphs
 from piper.runtime.gpu.cuda_graphs import Graphs, put, record_graphs
 from piper.strategies import BUILDERS
 
+pytestmark = pytest.mark.usefixtures("old_objects")  # each recording collects garbage
+
 
 def mixed_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
     rows, side = output

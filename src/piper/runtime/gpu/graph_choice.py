@@ -1,9 +1,10 @@
-"""`graphs="auto"`: a few steps without CUDA graphs, a few with them, then whichever is faster.
+"""`graphs="auto"`: a few steps without CUDA graphs, a few with them, then whichever is better.
 
-Every device decides by itself. Messages are the same either way, so devices need not agree, and a
-step takes about as long on each of them. Nobody asked for graphs, so they must not be the reason
-that a run fails: they leave memory for other work, such as evaluation, and are not tried with an
-optimizer that keeps its gradients.
+Graphs have memory of their own, so they must save a larger part of the time than they add to the
+memory. Every device decides by itself. Messages are the same either way, so devices need not
+agree, and a step takes about as long on each of them. Nobody asked for graphs, so they must not be
+the reason that a run fails: they leave memory for other work, such as evaluation, and are not tried
+with an optimizer that keeps its gradients.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ class GraphChoice:
     record: Callable[[], Faster]
     clock: Callable[[], float]
     free: Callable[[], int]  # bytes of the device that nothing has reserved
+    reserved: Callable[[], int]  # bytes that this process has reserved
     graphs: Faster | None = None
     chosen: bool = False
     state_pool: object | None = None  # the memory of optimizer state
     keeps: bool = False  # whether an optimizer keeps gradients, which graphs overwrite
     times: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
+    memory: dict[bool, int] = field(default_factory=dict)  # reserved after the steps of each kind
 
     def begin(self, batch: StepInputs) -> Sequence[tuple[int, Act]]:
         if self.chosen:
@@ -72,11 +75,14 @@ class GraphChoice:
     def measured(self, acts: Sequence[tuple[int, Act]], graphs: bool) -> Sequence[tuple[int, Act]]:
         """The same functions, and one that notes how long they took."""
         acts = acts if graphs else list(self.watched(acts))
+        if not self.times[False]:
+            empty_cache(self.program.device)  # of what was there before the first step
         began = self.clock()
 
         def end() -> None:
             self.program.finish()  # no message is in flight then
             self.times[graphs].append(self.clock() - began)
+            self.memory[graphs] = self.reserved()
 
         return [*acts, (len(self.program.plan.instructions) - 1, end)]
 
@@ -129,15 +135,17 @@ class GraphChoice:
 
     def choose(self) -> None:
         without, with_graphs = (median(self.times[kind][UNTIMED:]) for kind in (False, True))
-        faster = with_graphs < GAIN * without
+        more, less = self.memory[True], self.memory[False]
+        better = with_graphs < GAIN * without and with_graphs * more <= without * less
         self.chosen = True
-        if not faster:
+        if not better:
             self.graphs = None
             empty_cache(self.program.device)
         LOG.info(
-            "device %d: a step takes %.1f ms with CUDA graphs and %.1f ms without; it runs %s",
-            self.program.plan.device, 1e3 * with_graphs, 1e3 * without,
-            "with them" if faster else "without",
+            "device %d: a step takes %.1f ms and %.2f GiB with CUDA graphs, %.1f ms and %.2f GiB "
+            "without; it runs %s",
+            self.program.plan.device, 1e3 * with_graphs, more / 2**30, 1e3 * without, less / 2**30,
+            "with them" if better else "without",
         )  # fmt: skip
 
 
@@ -162,6 +170,10 @@ def empty_cache(device: torch.device) -> None:
 def free_memory() -> int:
     free, _ = torch.cuda.mem_get_info()
     return free
+
+
+def reserved_memory() -> int:
+    return torch.cuda.memory_reserved()
 
 
 def device_clock() -> float:
