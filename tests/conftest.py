@@ -2,11 +2,13 @@
 
 import gc
 import os
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small, and threads that wait spin
@@ -41,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.processes)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Tests have no doctests, and to look for them takes seconds."""
+    return [one for one in (yield) if not isinstance(one, DoctestModule)]
+
+
 def has_workers(item: pytest.Item) -> bool:
     return "run_on" in vars(getattr(item, "module", None) or object)
 
@@ -57,6 +65,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)  # graphs of many small objects live as long as their test
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def arguments_of_the_command_line() -> Iterator[None]:
+    """Commands that run a script in this process set them, and messages name the script."""
+    before = sys.argv
+    yield
+    sys.argv = before
+
+
+@pytest.fixture(scope="module")
+def old_objects() -> None:
+    """For modules that collect garbage again and again: not what earlier modules have left."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Leave what is alive to the end of the process: pytest would scan it several times."""
+    gc.freeze()
 
 
 @pytest.fixture

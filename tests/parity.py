@@ -195,7 +195,15 @@ def close(found: Tensor, wanted: Tensor, what: str) -> None:
     assert error < 1e-6, f"{what}: relative error {error:.2e}"
 
 
-CASES = ("seed", "parts", "rows", "max_norm", "model")  # what the second device has otherwise
+CASES = (
+    "seed",
+    "parts",
+    "rows",
+    "max_norm",
+    "model",
+    "dropout",
+)  # what the second device has otherwise
+TABLES = ("trained", "frozen", "buffer", "swapped")  # of which one row differs
 
 
 def call_alone(rank: int, call: str, folder: str) -> str:
@@ -278,10 +286,11 @@ def _message(options: dict[str, Any]) -> str:
     return "fine"
 
 
-def drift(rank: int, zero: int, folder: str) -> tuple[str, str]:
+def drift(rank: int, zero: int, folder: str, frozen: bool = False) -> tuple[str, str]:
     """What devices say of their replicas: while they are equal, and after one has changed."""
     torch.manual_seed(0)
     model, devices = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), [0, 1]
+    model[1].requires_grad_(not frozen)
     strategy = [Place(where(), devices), Replicate(where(), devices, zero=zero)]
     rows = torch.randn(6, 4) + rank
     trainer = Trainer(model, squared, strategy, example=(rows, rows), optimizer=ADAMW)
@@ -313,11 +322,31 @@ def spoil(trainer: Trainer, wanted: str) -> None:
                 part.parameter.data.view(-1).view(torch.int32)[0] ^= 1
 
 
+class Table(nn.Module):
+    """The second device has another number in it, such as one that was drawn without a seed."""
+
+    def __init__(self, case: str, rank: int) -> None:
+        super().__init__()
+        values = torch.zeros(100_000, 4)  # more than is compared in each step
+        values[1234, 3 if case == "swapped" and rank else 0] = 1.0
+        values[4711] = 1e-6 * (rank if case != "swapped" else 1)
+        if case == "buffer":
+            self.register_buffer("values", values)
+        else:
+            self.values = nn.Parameter(values, requires_grad=case != "frozen")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.values[0]
+
+
 def compare_notes(rank: int, case: str = "") -> str:
     """What a device says when the other one was given something else."""
     other = {name: rank * (name == case) for name in CASES}
     torch.manual_seed(other["seed"])
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh() if other["model"] else nn.ReLU())
+    middle = nn.Tanh() if other["model"] else nn.Dropout(0.1 + 0.1 * other["dropout"])
+    model = nn.Sequential(nn.Linear(4, 4), middle)
+    if case in TABLES:
+        model.append(Table(case, rank))
     devices = [0, 1]
     strategy = [
         Place(where(), devices), Replicate(where(), devices), Split("MB", 2 + other["parts"])

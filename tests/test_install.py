@@ -66,6 +66,14 @@ def test_pip_installs_a_torch_that_piper_takes() -> None:
             refuse_untested(version)
 
 
+def test_no_text_installs_piper_from_an_index() -> None:
+    """It is on none: pages install extras in the repository, messages the libraries themselves."""
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.py")]
+    files += (ROOT / "src").rglob("*.py")
+
+    assert not [file for file in files if "piper-train[" in file.read_text()]
+
+
 def test_the_version_is_written_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from piper.directives.strategy import Strategy as Strategy
     from piper.ir.filters import where as where
     from piper.job.compile.compiler import compile_strategy as compile_strategy
+    from piper.job.drawing import draw as draw
     from piper.job.launching import launch as launch
     from piper.job.programs.rehearsal import rehearse as rehearse
     from piper.pretrained import from_pretrained as from_pretrained
@@ -60,6 +61,7 @@ _HOMES = {
     "Metrics": "piper.runtime.metrics",
     "from_pretrained": "piper.pretrained",
     "launch": "piper.job.launching",
+    "draw": "piper.job.drawing",
     "rehearse": "piper.job.programs.rehearsal",
     "compile_strategy": "piper.job.compile.compiler",
 }

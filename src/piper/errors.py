@@ -1,11 +1,16 @@
 """Every error a user can see: where, what, and what to write instead."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from inspect import Parameter, Signature
 from typing import Self
 
+NUMBER = re.compile(r"\d+")
+FEWEST_ALIKE = 2  # other regions for which a problem is not said again
+MOST_TEXTS = 8  # of different problems
+MOST_NAMES = 3  # of these
 MOST_DEFAULTS = 3  # of arguments that are written out
 BUG = "this is a bug of Piper, please report it with the strategy"
 
@@ -19,6 +24,42 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.what}\n  fix: {self.fix}"
+
+
+def said_once(problems: Sequence[Problem]) -> list[str]:
+    """The same problem of many regions is said of the first one, with the names of some others.
+
+    >>> print(*said_once([Problem(f"PP{k} has no device", f"place PP={k}") for k in range(24)]))
+    PP0 has no device
+      fix: place PP=0
+      the same goes for PP1, PP2, PP3 and 20 more
+    """
+    alike: dict[tuple[str, ...], list[Problem]] = {}
+    for one in problems:
+        name, _, rest = one.what.partition(" ")
+        alike.setdefault((NUMBER.sub("#", name), rest, NUMBER.sub("#", one.fix)), []).append(one)
+    texts = [text for group in alike.values() for text in said_of(group)]
+    left = len(texts) - MOST_TEXTS
+    return texts if left <= 0 else [*texts[:MOST_TEXTS], f"there are {left} other problems"]
+
+
+def said_of(alike: Sequence[Problem]) -> Iterator[str]:
+    first, *others = alike
+    if len(others) < FEWEST_ALIKE:
+        yield from map(str, alike)
+        return
+    names = some_names([one.what.partition(" ")[0] for one in others])
+    yield f"{first}\n  the same goes for {names}"
+
+
+def some_names(names: Sequence[str]) -> str:
+    """
+    >>> some_names(["PP1", "PP2"]), some_names(["a", "b", "c", "d", "e"])
+    ('PP1 and PP2', 'a, b, c and 2 more')
+    """
+    shown = list(names) if len(names) <= MOST_NAMES + 1 else list(names[:MOST_NAMES])
+    last = f"{len(names) - len(shown)} more" if len(shown) < len(names) else shown.pop()
+    return " and ".join(filter(None, (", ".join(shown), last)))
 
 
 OTHER_WORDS = {  # what other systems call our options
@@ -106,7 +147,7 @@ class NotSupported(PiperError):
         self.problems = problems
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.problems))
+        return "\n".join(said_once(self.problems))
 
 
 Refused = NotSupported  # what directives, rules and passes raise; users see the other name
@@ -128,7 +169,7 @@ class Located(NotSupported):
         return type(self), (self.where, *self.problems)
 
     def __str__(self) -> str:
-        return "\n".join(f"{self.where}: {problem}" for problem in self.problems)
+        return "\n".join(f"{self.where}: {problem}" for problem in said_once(self.problems))
 
 
 class DirectiveError(Located):

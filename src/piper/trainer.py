@@ -42,7 +42,7 @@ from piper.job.programs.retarget import retargeted
 from piper.job.programs.step_programs import agreed_step, prepared, refuse_lengths
 from piper.job.programs.tuning import measured_costs
 from piper.runtime.batch import StepInputs
-from piper.runtime.checkpoint.checkpoints import Checkpoints
+from piper.runtime.checkpoint.checkpoints import Checkpoints, path_of
 from piper.runtime.checkpoint.description import described
 from piper.runtime.checkpoint.folder import Keep
 from piper.runtime.checkpoint.model_names import Names
@@ -202,7 +202,7 @@ class Trainer(Closing, OtherAttributes):
         """
         self._enter("record")
         self._recording.finish()
-        self._recording = recording(path, self.steps + 1, steps, profile)
+        self._recording = recording(path_of(path), self.steps + 1, steps, profile)
 
     def tune(self, *batch: Any, rounds: int = 2, **named: Any) -> Costs:
         """Measure all costs, and schedule overlapping work by them from now on.
@@ -273,7 +273,7 @@ class Trainer(Closing, OtherAttributes):
         replica_digests.refuse_drift(self._programs.state, self.steps)
         programs, keeping = self._programs, Keep(keep, keep_every)
         given = programs.state, programs.turns, keeping, loader, wait
-        self._checkpoints.save(Path(folder), self._run, *given)
+        self._checkpoints.save(folder, self._run, *given)
 
     def resume(self, folder: str | Path, missing_ok: bool = False, *, loader: Any = None) -> int:
         """Continue from what `save` wrote, under any strategy. Returns the steps done so far.
@@ -283,7 +283,7 @@ class Trainer(Closing, OtherAttributes):
         """
         self._enter("resume")
         given = self._run, self._programs.state, missing_ok, loader
-        self.steps = self._checkpoints.resume(Path(folder), *given)
+        self.steps = self._checkpoints.resume(folder, *given)
         self._log.resume(self.steps)
         return self.steps
 
@@ -313,7 +313,7 @@ class Trainer(Closing, OtherAttributes):
         self._enter("export")
         tensors, state = exported_tensors(self._job.model, only), self._programs.state
         given = state, self._programs.turns, tensors, self._job.initial
-        self._checkpoints.export(Path(folder), *given, max_file_gib, rename or str, file)
+        self._checkpoints.export(folder, *given, max_file_gib, rename or str, file)
 
     def retarget(self, strategy: Strategy | Sequence[Any]) -> int:
         """Go on with another strategy. Returns how many bytes moved between devices.
@@ -351,7 +351,7 @@ class Trainer(Closing, OtherAttributes):
         self._refuse_closed(call)
         consistency.agree_on_call(call, self.replicas)
         self._log.flush()
-        self._programs.settle_statistics()
+        self._programs.settle()
 
     def _refuse_closed(self, call: str) -> None:
         self._averaging.refuse(call)

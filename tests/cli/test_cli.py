@@ -40,7 +40,7 @@ def test_schedule_prints_a_grid() -> None:
     assert call("schedule", "1f1b", "--pp", "2", "--microbatches", "3") == (
         "device 0  F0 F1 .  .  B0 -- F2 B1 -- .  B2 --\n"
         "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- .  .\n"
-        "12 time steps, idle 25 %: F, BI and BW take 1 each, B takes 2, communication takes none\n"
+        "12 time steps, idle 25 %: F takes 1, B takes 2, communication takes none\n"
         "F0 forward, microbatch 0; B backward; -- still running; . idle\n"
     )
 
@@ -126,6 +126,31 @@ def test_an_unknown_schedule_is_refused_with_the_names_there_are() -> None:
     )
 
 
+@pytest.mark.parametrize("file", ["train.py", "plans/zbv.json", "gpipe.csv"])
+@pytest.mark.parametrize("options", [(), ("--pp", "2", "--microbatches", "2")])
+def test_schedule_of_a_file_names_the_command_that_draws_it(
+    file: str, options: tuple[str, ...]
+) -> None:
+    with pytest.raises(StrategyError) as refused:
+        call("schedule", file, *options)
+
+    assert str(refused.value) == (
+        f"schedule: {file} is a file, and not a built-in schedule\n  fix: write: piper show {file}"
+    )
+
+
+@pytest.mark.parametrize("name", ["plan.json", "plan.csv"])
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_a_strategy_in_place_of_a_script_is_refused(
+    command: str, name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_text("[]")
+
+    with pytest.raises(StrategyError, match="this command needs a model, not only a strategy"):
+        call(command, str(file))
+
+
 def test_check_compiles_a_script_without_starting_anything() -> None:
     found = call("check", str(SCRIPT))
 
@@ -138,7 +163,7 @@ def test_show_draws_the_schedule_of_a_script() -> None:
     assert drawn[:3] == [
         "device 0  F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- .  B3 --",
         "device 1  .  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .  .",
-        "drawn in 15 time steps: F, BI and BW take 1 each, B takes 2, communication takes none",
+        "drawn in 15 time steps: F takes 1, B takes 2, communication takes none",
     ]
     assert drawn[4].startswith("on the Trainer's costs (")
     assert "), with communication: idle " in drawn[4]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pytest
 from divided import KINDS, divided_chain
+from draws import levels_of
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Strategy
 from piper.errors import DirectiveError
@@ -116,10 +118,12 @@ def test_one_group_adds_up_parts_of_gradients_without_being_asked() -> None:
     assert all("replicated" in node.id for node in nodes)
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("groups", [[[0, 1]], PAIRS, [[0, 1, 2, 3]]])
-@pytest.mark.parametrize("kind", KINDS)
-def test_loss_and_norm_count_everything_once(kind: str, groups: list, zero: int) -> None:
+GROUPS = {"two": [[0, 1]], "pairs": PAIRS, "four": [[0, 1, 2, 3]]}
+
+
+@pytest.mark.parametrize(("of", "zero"), levels_of(product(KINDS, GROUPS), [0, 1, 2, 3]))
+def test_loss_and_norm_count_everything_once(of: tuple[str, str], zero: int) -> None:
+    kind, groups = of[0], GROUPS[of[1]]
     model = divided_chain(ways=len(groups[0]), steps=KINDS[kind])
 
     found = compiled(divided(groups, zero), model)

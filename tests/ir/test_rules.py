@@ -13,7 +13,7 @@ from divided import divided_chain
 from synthetic import chain, moe_chain
 
 from piper.directives import Offload, Place, Replicate, Shard, Split, Stream, apply
-from piper.errors import BUG, Refused
+from piper.errors import BUG, Problem, Refused
 from piper.ir import rules
 from piper.ir.dag import Dag
 from piper.ir.filters import where
@@ -137,9 +137,9 @@ def experts(
     return Replicate(where(), replicated, zero=zero).rewrite(dag) if replicated else dag
 
 
-def stateful(*read: str) -> Model:
-    model = chain(1)
-    region = replace(model.regions[0], stateful=True, reads_state=read)
+def stateful(*read: str, steady: bool = False) -> Model:
+    model, varying = chain(1), () if steady else read
+    region = replace(model.regions[0], stateful=True, reads_state=read, varying_state=varying)
     return replace(model, regions=(region,))
 
 
@@ -281,6 +281,14 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
         "  fix: place PP0 on one device: devices=[0], or compute with values that no forward "
         "updates",
     ),
+    rules.replicas_update_what_they_compute_with_once: (
+        lambda: Split("MB", 2).rewrite(
+            Place(where(), [0, 1]).rewrite(training_dag(stateful("target", steady=True)))
+        ),
+        "PP0 updates target and computes with it, in each microbatch of replicas on devices [0, 1] "
+        "(MB has 2)\n"
+        "  fix: use one microbatch for each replica: leave out `Split`, or write microbatches=1",
+    ),
     rules.replicas_that_update_buffers_have_devices_of_their_own: (
         lambda: Place(where(), [0, 0]).rewrite(training_dag(stateful())),
         "PP0 updates buffers (running statistics) on devices [0, 0]: replicas on one device would "
@@ -401,13 +409,30 @@ def test_a_gradient_that_is_added_twice_is_found() -> None:
     assert [problem.what for problem in problems] == ["g:PP0/PP0 is added up 2 times"]
 
 
-def test_rules_report_all_they_find_up_to_eight() -> None:
+def test_rules_report_all_they_find_and_say_it_once() -> None:
     many = training_dag(chain(20))
 
     with pytest.raises(Refused) as refused:
         require(many, PLACED)
 
-    assert len(refused.value.problems) == 8
+    assert len(refused.value.problems) == 20
+    assert str(refused.value) == (
+        "PP0 has no device\n"
+        "  fix: add Place(where(PP=0), devices=[...])\n"
+        "  the same goes for PP1, PP2, PP3 and 16 more"
+    )
+
+
+def test_different_problems_are_said_one_by_one() -> None:
+    """Up to eight: other devices are another problem, and so is another fix."""
+    placed = [Problem(f"PP{k} is on devices [{k}]", "place it on [9]") for k in range(11)]
+    fixes = [Problem("PP0 is wrong", "write it"), Problem("PP1 is wrong", "leave it out")]
+
+    assert str(Refused(*placed)).splitlines() == [
+        *(line for one in placed[:8] for line in str(one).splitlines()),
+        "there are 3 other problems",
+    ]
+    assert str(Refused(*fixes)) == "\n".join(map(str, fixes))
 
 
 def test_the_first_rule_that_is_broken_speaks_alone() -> None:

@@ -156,9 +156,10 @@ def test_an_error_of_the_model_names_its_line() -> None:
     with pytest.raises(RuntimeError, match="dim") as error:
         trainer(Twice(3, 3))
 
-    (note,) = error.value.__notes__
+    note, sizes = error.value.__notes__
     assert "test_arguments.py" in note
     assert "while Piper traced the model" in note
+    assert sizes.startswith("the batch has ")
 
 
 def test_an_argument_that_is_given_twice() -> None:

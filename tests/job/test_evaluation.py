@@ -180,6 +180,40 @@ def test_evaluation_is_over_all_rows_together() -> None:
     trainer.close()
 
 
+def detection(output: Tensor, labels: Tensor) -> Tensor:
+    """Means over all labels, over those that count, and over at least one of them."""
+    mask = (labels >= 0).to(output.dtype)
+    scores = functional.binary_cross_entropy_with_logits(output.mean(1), mask)
+    boxes = (output.square().sum(1) * mask).sum() / mask.sum().clamp(min=1)
+    return scores + functional.cross_entropy(output, labels, ignore_index=-1) + boxes
+
+
+def two_heads(output: Tensor, labels: Tensor) -> Tensor:
+    """Means over different labels."""
+    first = functional.cross_entropy(output, labels.clamp(min=0), ignore_index=3)
+    return first + functional.cross_entropy(-output, labels, ignore_index=-1)
+
+
+@pytest.mark.parametrize("loss_fn", [detection, two_heads])
+def test_losses_that_train_whole_are_evaluated_whole(loss_fn: object) -> None:
+    """The average over batches, in which rows count equally, also in a smaller last one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 5, 1)).double()
+    draw = torch.Generator().manual_seed(1)
+    data = [
+        (
+            torch.randn(rows, 2, 4, 4, generator=draw, dtype=torch.float64),
+            torch.randint(-1, 5, (rows, 4, 4), generator=draw),
+        )
+        for rows in (6, 6, 2)
+    ]
+    wanted = sum(len(x) * loss_fn(model(x), y).item() for x, y in data) / 14  # type: ignore[operator]
+    trainer = piper.Trainer(model, loss_fn, example=data[0], device="cpu")  # type: ignore[arg-type]
+
+    with closing(trainer):
+        assert trainer.evaluate(data).loss == pytest.approx(wanted, rel=1e-12)
+
+
 def test_weights_count_in_evaluation_as_they_do_in_steps() -> None:
     """A mean over labels that count, and a sum of them divided by their number, are the same."""
     torch.manual_seed(0)

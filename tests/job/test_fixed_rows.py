@@ -139,3 +139,23 @@ def test_a_list_beside_one_microbatch_is_that_of_its_rows() -> None:
     single = one_f_one_b(pp=1, microbatches=1)
     found = rehearse(model, loss, single, batches(given), optimizer=SGD)
     assert found.losses == pytest.approx(plain(model, batches(given)), rel=1e-6)
+
+
+class Halves(nn.Module):
+    """Fails with one row, as many as a microbatch of a later replica has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = x.chunk(2, 0)
+        return torch.cat([self.first(one), self.last(other)])
+
+
+def test_a_later_microbatch_with_which_a_model_does_not_run_is_refused() -> None:
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    strategy = one_f_one_b(pp=1, dp=2, microbatches=2, replica_sizes=[3, 5])
+
+    with pytest.raises(InputError, match="not with the 1 of a microbatch: ValueError"):
+        rehearse(Halves(), nn.functional.cross_entropy, strategy, [(x, y)])

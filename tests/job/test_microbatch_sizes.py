@@ -51,6 +51,30 @@ def test_the_same_with_experts(zero: int) -> None:
     must_train_as_plain("moe spread", strategy, 2 * (2 * strategy.microbatches - 1))
 
 
+class TwoMeans(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        output = self.layer(x)
+        return nn.functional.cross_entropy(output, labels) + output.abs().mean()
+
+
+def test_means_over_rows_and_over_labels_that_all_count_need_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(0)
+    model, data = TwoMeans().double(), (torch.randn(8, 4).double(), torch.arange(8) % 3)
+    wanted = model(*data).item()
+
+    with caplog.at_level("WARNING", "piper"):
+        found = rehearse(model, None, [Place(where(), [0]), Split("MB", 3)], [data])
+
+    assert not caplog.messages
+    assert found.losses == pytest.approx([wanted], rel=1e-12)
+
+
 OPTIONS = ({"remat": True}, {"offload": "activations"}, {"remat": "matmuls", "zero": 3})
 
 

@@ -119,6 +119,54 @@ def test_losses_that_are_weighed_agree() -> None:
     assert found.agrees
 
 
+class OwnLoss(nn.Module):
+    """A model of floating-point inputs that computes its loss itself."""
+
+    def __init__(self, *layers: nn.Module, kept: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.register_buffer("scale", torch.tensor(0.5) if kept else None)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        scaled = x if self.scale is None else x * self.scale
+        return {"loss": nn.functional.mse_loss(scaled.flatten(1), y), "output": x.detach()}
+
+
+OWN: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
+    "linear": lambda: (OwnLoss(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), (8,)),
+    "convolution": lambda: (OwnLoss(nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 1, 1)), (1, 4, 2)),
+    "norm": lambda: (OwnLoss(nn.LayerNorm(8), nn.Linear(8, 8), kept=True), (8,)),
+    "mixed types": lambda: (OwnLoss(nn.Linear(8, 8), Half()), (8,)),
+}
+
+
+class Half(nn.Module):
+    """Computes in a type of its own, whatever it is given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.bfloat16().tanh().to(x.dtype)
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("named", [False, True])
+def test_models_with_a_loss_of_their_own_agree(kind: str, named: bool) -> None:
+    """They are compared in float64, and so is what is found out about their loss."""
+    torch.manual_seed(0)
+    model, shape = OWN[kind]()
+    x, y = torch.randn(4, *shape), torch.randn(4, 8)
+
+    found = compared(
+        [Place(where(), [0]), Split("MB", 2)], model, loss_fn=None,
+        example={"x": x, "y": y} if named else (x, y),
+    )  # fmt: skip
+
+    assert found.agrees
+    assert found.dtype == "float64"
+    assert found.coarsest == ("bfloat16" if kind == "mixed types" else "float64")
+
+
 # Mistakes
 
 

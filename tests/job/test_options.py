@@ -8,9 +8,10 @@ from inspect import signature
 from typing import Any, get_type_hints
 
 import pytest
+import torch
 
-from piper import Trainer, rehearse
-from piper.errors import InputError
+from piper import Precision, Trainer, rehearse
+from piper.errors import InputError, PiperError
 from piper.job.options import Options
 
 OWN = {"model", "loss_fn", "strategy", "example", "timeout", "batches", "watch", "log"}
@@ -46,3 +47,37 @@ def test_a_misspelled_option_of_a_rehearsal_is_told() -> None:
 def test_options_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         Options().seed = 1  # type: ignore[misc]
+
+
+WRONG: dict[str, Any] = {
+    "seed": ["a", 1.5, -1, 2**63], "timeout": ["a", float("nan"), 0, -1], "compiled": ["x"],
+    "no_decay": [5, "bias", [1]], "whole": [5, "mask"], "init": [5], "costs": [5],
+}  # fmt: skip
+CASES = [(name, value) for name, values in WRONG.items() for value in values]
+
+
+@pytest.mark.parametrize(("name", "value"), CASES, ids=str)
+def test_values_of_another_kind_are_named_at_once(name: str, value: Any) -> None:
+    x = torch.zeros(2, 3)
+
+    with pytest.raises(InputError, match=f"^{name}: .* is no"):
+        Trainer(torch.nn.Linear(3, 3), None, None, example=x, device="cpu", **{name: value})
+
+
+def test_a_loss_scale_is_one() -> None:
+    with pytest.raises(PiperError, match="loss_scale=5 is not a LossScale"):
+        Precision(compute="float16", loss_scale=5)  # type: ignore[arg-type]
+
+
+def test_batches_without_values_or_rows_are_named() -> None:
+    x = torch.eye(3)
+    model, loss = torch.nn.Linear(3, 3), torch.nn.functional.mse_loss
+    with pytest.raises(InputError, match="example: a tensor of .* is sparse"):
+        Trainer(model, loss, None, example=(x.to_sparse(), x), device="cpu")
+    with Trainer(model, loss, None, example=(x.to("meta"), x), device="cpu") as trainer:
+        for call, given in ((trainer.step, (x, x)), (trainer.predict, (x,))):
+            with pytest.raises(InputError, match="batch: a tensor of .* is on meta"):
+                call(given[0].to("meta"), *given[1:])
+            with pytest.raises(InputError, match="batch: a tensor of .* is sparse"):
+                call(given[0].to_sparse(), *given[1:])
+        trainer.step(x, x)

@@ -108,7 +108,7 @@ def legal_strategies(draw: st.DrawFn) -> Strategy:
 
 
 @drawn
-@settings(max_examples=draws(8, 160), deadline=None)
+@settings(max_examples=draws(5, 160), deadline=None)
 @given(legal_strategies())
 def test_any_legal_strategy_trains_as_plain_pytorch(strategy: Strategy) -> None:
     losses, parameters = reference()

@@ -106,11 +106,21 @@ def saved_later(model: nn.Module) -> None:
     model.state_dict()
 
 
+def loaded_before_the_last_step(model: nn.Module) -> None:
+    start = copy.deepcopy(model.state_dict())
+    first = trainer(model)
+    model.load_state_dict(start)
+    first.step(*batch())
+    first.close()
+    stepped(model)
+
+
 WARNED: dict[Callable[[Any], None], str] = {
-    one_after_another: "starts with those that the model had before",
-    beside_another: "starts with those that the model had before",
-    a_part_first: "starts with those that the model had before",
-    a_part_later: "starts with those that the model had before",
+    one_after_another: "starts with the weights from before",
+    beside_another: "starts with the weights from before",
+    a_part_first: "starts with the weights from before",
+    a_part_later: "starts with the weights from before",
+    loaded_before_the_last_step: "starts with the weights from before",
     in_turn: "two Trainers train the same parameters",
     loaded_and_in_turn: "two Trainers train the same parameters",
     a_plain_loop_later: "still has the weights that it had",
@@ -176,7 +186,37 @@ def a_discriminator_that_is_loaded(model: nn.Module) -> None:
         other.step(*batch(seed))
 
 
-QUIET = [loaded_between, never_stepped, copies, a_frozen_part, a_discriminator_that_is_loaded]
+def first_weights_again(model: nn.Module) -> None:
+    """Two strategies are compared."""
+    first = copy.deepcopy(model.state_dict())
+    for _ in range(2):
+        model.load_state_dict(first)
+        stepped(model).close()
+
+
+def first_weights_again_in_a_plain_loop(model: nn.Module) -> None:
+    first = copy.deepcopy(model.state_dict())
+    stepped(model).close()
+    model.load_state_dict(first)
+    mse_loss(model(batch()[0]), batch()[1]).backward()
+
+
+def first_weights_again_after_another_warning(model: nn.Module) -> None:
+    first = copy.deepcopy(model.state_dict())
+    made = stepped(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(batch()[0])
+    made.close()
+    model.load_state_dict(first)
+    stepped(model)
+
+
+QUIET = [
+    first_weights_again_after_another_warning,
+    loaded_between, never_stepped, copies, a_frozen_part, a_discriminator_that_is_loaded,
+    first_weights_again, first_weights_again_in_a_plain_loop,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("loop", QUIET)

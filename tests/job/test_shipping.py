@@ -45,8 +45,9 @@ def test_only_the_first_process_captures_and_compiles() -> None:
 @pytest.mark.parametrize(
     ("case", "kind", "text"),
     [
-        ("unplaced", "PassError", "has no device"),
+        ("unplaced", "StrategyError", "or place regions on the other devices, too"),
         ("world", "StrategyError", "it uses devices [0], but the run has 2 processes"),
+        ("no device", "PassError", "has no device"),
         ("uneven", "InputError", "it has 1 row, too few for 2 microbatches"),
     ],
 )

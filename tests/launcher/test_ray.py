@@ -67,7 +67,7 @@ def test_without_gpus_nothing_is_said_of_them() -> None:
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
 
-    with pytest.raises(InputError, match=r"pip install 'piper-train\[ray\]'"):
+    with pytest.raises(InputError, match="pip install 'ray>=2.60'"):
         load()
 
 

@@ -158,5 +158,5 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         adapt_experts(nn.Linear(2, 2))
 
     assert str(refused.value) == (
-        'adapt_experts: it needs transformers 5 or later\n  fix: pip install "piper-train[hf]"'
+        "adapt_experts: it needs transformers 5 or later\n  fix: pip install 'transformers>=5'"
     )

@@ -32,12 +32,12 @@ def add_peft(model: nn.Module) -> nn.Module:
     return peft.get_peft_model(model, config)
 
 
-def build(adapters: str) -> nn.Module:
+def build(adapters: str, layers: int) -> nn.Module:
     from lora import add_lora
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=layers,
         num_attention_heads=2, use_cache=False,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).double()
@@ -55,22 +55,23 @@ def batches() -> list[dict[str, torch.Tensor]]:
 
 
 def check(adapters: str, strategy: piper.Strategy) -> None:
-    plain = build(adapters)
+    layers = sum(isinstance(one, piper.Place) for one in strategy)  # one in each stage
+    plain = build(adapters, layers)
     optimizer = ADAM([one for one in plain.parameters() if one.requires_grad])
     losses = plain_losses(optimizer, batches(), lambda **batch: plain(**batch).loss)
 
-    found = piper.rehearse(build(adapters), None, strategy, batches(), optimizer=ADAM)
+    found = piper.rehearse(build(adapters, layers), None, strategy, batches(), optimizer=ADAM)
 
     assert found.losses == pytest.approx(losses, rel=1e-5)  # transformers computes it in float32
     moved = 0
     for (name, wanted), first in zip(
-        plain.named_parameters(), build(adapters).parameters(), strict=True
+        plain.named_parameters(), build(adapters, layers).parameters(), strict=True
     ):
         torch.testing.assert_close(found.parameters[name], wanted.detach(), rtol=1e-4, atol=1e-6)
         if not wanted.requires_grad:
             assert torch.equal(found.parameters[name], first)
         moved += wanted.requires_grad and not torch.equal(wanted, first)
-    assert moved == 8  # two matrices of two layers in each of two layers
+    assert moved == 4 * layers  # two matrices of two linear layers in each
 
 
 @pytest.mark.parametrize("name", every(3, STRATEGIES))
@@ -83,3 +84,18 @@ def test_adapters_train_as_in_plain_pytorch(name: str) -> None:
 def test_adapters_of_peft_train_as_in_plain_pytorch(name: str) -> None:
     pytest.importorskip("peft")
     check("peft", STRATEGIES[name])
+
+
+def test_layers_that_a_model_does_not_have_are_named_with_those_it_has() -> None:
+    from lora import add_lora
+
+    config = transformers.GPTNeoXConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2,
+    )  # fmt: skip
+    model = transformers.GPTNeoXForCausalLM(config)
+
+    with pytest.raises(SystemExit, match="no layer is named q_proj, v_proj: .* query_key_value"):
+        add_lora(model)
+    add_lora(model, ["query_key_value"])
+    assert sum("lora_" in name for name, one in model.named_parameters() if one.requires_grad) == 2

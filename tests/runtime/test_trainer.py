@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch.nn import functional
 from piper import Place, Split, Trainer, rehearse, where
 from piper.cli.target import inspect
 from piper.errors import CaptureError, InputError, StrategyError
+from piper.runtime.processes.world import how_to_start
 
 
 def test_a_sum_divided_by_the_total_weight_allows_empty_microbatches() -> None:
@@ -169,8 +171,11 @@ def test_a_batch_that_cannot_be_cut_is_refused(batch: tuple, message: str) -> No
     assert str(refused.value) == message
 
 
-def test_too_few_processes_are_refused_with_the_command_to_write() -> None:
+def test_too_few_processes_are_refused_with_the_command_to_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Before the capture: the model never runs."""
+    monkeypatch.setattr("sys.argv", ["pytest"])
     net = Net()
     net.register_forward_pre_hook(lambda *_: pytest.fail("captured"))
     with pytest.raises(StrategyError) as refused:
@@ -180,6 +185,24 @@ def test_too_few_processes_are_refused_with_the_command_to_write() -> None:
         "strategy: it uses devices [0, 1], but the run has 1 process\n"
         "  fix: start it with `piper run SCRIPT -n 2`, or in a notebook with piper.launch(fn, 2)"
     )
+    lines = traceback.extract_tb(refused.value.__traceback__)
+    assert {line.filename for line in lines} == {__file__}  # none of Piper's own
+
+
+@pytest.mark.parametrize(
+    ("started", "words"),
+    [
+        ("runs/tune.py", "start it with `piper run tune.py -n 2`"),
+        ("a/ipykernel_launcher.py", "start it with `piper run SCRIPT -n 2`, or in a notebook with "
+         "piper.launch(fn, 2)"),
+    ],
+)  # fmt: skip
+def test_the_command_names_the_script(
+    started: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [started])
+
+    assert how_to_start(2) == words
 
 
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "examples").glob("*.py"))

@@ -94,7 +94,7 @@ def test_what_was_cut_is_told() -> None:
 def test_stages_that_the_user_tagged_are_not_called_layers() -> None:
     compiled = compile_strategy(chain(2), one_f_one_b(pp=2, microbatches=2).directives)
 
-    assert stage_lines(compiled)[0].startswith("cut into 2 stages: PP=0 as tagged (50 % of")
+    assert stage_lines(compiled)[0].startswith("2 stages, as tagged: PP=0 (50 % of the")
 
 
 def test_the_strategy_that_was_cut_is_the_one_that_is_applied() -> None:

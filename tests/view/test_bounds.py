@@ -48,23 +48,46 @@ def test_the_stage_that_is_longer_is_named_and_other_cuts_help_more_than_microba
 
         shown = advice(found)
 
-        assert f"PP={slow}" in shown and f"on device {device} bounds the step" in shown
-        assert "one region: move its borders" in shown and "More microbatches hardly help" in shown
+        verbs, of = (
+            ("bound the step: they compute", "their")
+            if len(found.stages[device]) > 1
+            else ("bounds the step: it computes", "its")
+        )
+        assert f"PP={slow}" in shown and f"on device {device} {verbs} " in shown
+        assert f"one region: move {of} borders" in shown
+        assert "More microbatches hardly help" in shown
         assert bound(found.report, found.stages).startswith("critical path: stage")
         even = simulated(name, [sum(seconds) / len(seconds)] * len(seconds))
         more = simulated(name, seconds, microbatches=16)
         assert even.seconds < more.seconds / 2
 
 
-def test_a_stage_of_layers_gets_fewer() -> None:
-    model = timed(chain(6), [1.0] * 6)
+def of_layers(seconds: list[float], stages: list[int] | None, costs: Costs = COSTS) -> str:
+    """What is advised for two stages of layers, which are cut by other `costs`."""
+    model = timed(chain(len(seconds)), seconds)
     layers = tuple(replace(one, tags=(("L", k),)) for k, one in enumerate(model.regions))
-    strategy = BUILDERS["1f1b"](pp=2, microbatches=8, stages=[1, 5])
-    compiled = compile_strategy(replace(model, regions=layers), strategy.directives)
+    strategy = BUILDERS["1f1b"](pp=2, microbatches=8, stages=stages)
+    compiled = compile_strategy(replace(model, regions=layers), strategy.directives, costs=COSTS)
+    return advice(predict(compiled, price(compiled, costs), costs))
 
-    shown = advice(predict(compiled, price(compiled, COSTS), COSTS))
+
+def test_a_stage_of_layers_gets_fewer() -> None:
+    shown = of_layers([1.0] * 6, stages=[1, 5])
 
     assert "give it fewer layers (`stages=[...]` of a builder), or let a builder cut by" in shown
+
+
+def test_stages_that_a_builder_has_cut_by_the_same_costs_are_not_told_to_be_cut_so() -> None:
+    shown = of_layers([1.0] * 3, stages=None)
+
+    assert "no other cut is faster; smaller layers could be cut more evenly" in shown
+    assert "fewer layers" not in shown
+
+
+def test_stages_that_were_cut_by_other_costs_may_be_cut_by_these() -> None:
+    shown = of_layers([1.0] * 3, stages=None, costs=replace(COSTS, flops=2e9))
+
+    assert "let a builder cut by measured times" in shown
 
 
 def test_the_whole_text() -> None:

@@ -38,7 +38,7 @@ def test_a_script_becomes_a_page_a_picture_and_a_trace(tmp_path: Path) -> None:
 
     said = call(SCRIPT, "-o", page, "--svg", svg, "--chrome", trace)
 
-    assert said == [str(page), str(svg), str(trace)]
+    assert said == [f"{page}: open it in a browser", str(svg), str(trace)]
     assert names(page) == ["tiny"]
     assert svg.read_text().startswith("<svg")
     assert json.loads(trace.read_text())["traceEvents"]
@@ -93,7 +93,7 @@ def test_a_recorded_run_becomes_a_page_named_after_it(
     monkeypatch.chdir(tmp_path)
     save_view(tmp_path / "run.json", measured(pipeline()))
 
-    assert call("run.json") == ["run.html"]
+    assert call("run.json") == ["run.html: open it in a browser"]
     assert names(tmp_path / "run.html") == ["1f1b"]
 
 

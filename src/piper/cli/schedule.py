@@ -11,6 +11,7 @@ import typer
 
 from piper.cli.files import OUTPUT, printed_to
 from piper.cli.help import Command
+from piper.cli.target import STRATEGIES
 from piper.cli.terminal import Devices, Steps, show_rows, window_of
 from piper.directives import Strategy
 from piper.errors import Problem, StrategyError
@@ -33,8 +34,21 @@ def add_to(app: typer.Typer) -> None:
     app.command("schedule", cls=Command)(schedule)
 
 
+def built_in(name: str) -> str:
+    """Checked before options that are missing: files, which `show` draws, need none of them."""
+    if name in BUILDERS:
+        return name
+    if Path(name).suffix in (".py", *STRATEGIES):
+        fix = f"write: piper show {name}"
+        raise StrategyError.of("schedule", f"{name} is a file, and not a built-in schedule", fix)
+    fix = f"choose one of {', '.join(BUILDERS)}"
+    raise StrategyError.of("schedule", f"there is no schedule {name!r}", fix)
+
+
 def schedule(
-    name: Annotated[str, typer.Argument(help=", ".join(BUILDERS))],
+    name: Annotated[
+        str, typer.Argument(help=", ".join(BUILDERS), callback=built_in, is_eager=True)
+    ],
     pp: Annotated[int, typer.Option(help="pipeline ranks", min=1)],
     microbatches: Annotated[int, typer.Option(help="microbatches per step", min=1)],
     virtual: Annotated[int | None, typer.Option(help="stages per rank (interleaved)")] = None,
@@ -56,9 +70,6 @@ def schedule(
     Example: piper schedule zbv --pp 4 --microbatches 8
     """
     window = window_of(steps, devices, output)
-    if name not in BUILDERS:
-        problem = Problem(f"there is no schedule {name!r}", f"choose one of {', '.join(BUILDERS)}")
-        raise StrategyError("schedule", problem)
     build = BUILDERS[name]
     options = {"pp": pp, "microbatches": microbatches, "dp": dp, "zero": zero, "mesh": mesh}
     if virtual is not None:

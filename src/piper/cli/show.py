@@ -32,7 +32,7 @@ from piper.job.compile.stage_weights import stage_table
 from piper.job.compile.whole_model import whole_model_lines
 from piper.names import STEP
 from piper.sim.report import report
-from piper.strategies.timing import strategy_rows
+from piper.strategies.timing import compiled_rows, strategy_rows
 from piper.view.reports.division import division
 from piper.view.reports.footprint import footprint
 from piper.view.reports.implied_orders import implied_orders
@@ -111,7 +111,7 @@ def show(
         if after is not None:
             print(dag_after(found, whole_number("--after", after)))
         elif svg is not None:
-            write_text(svg, picture(dag_rows(found.compiled.dag)))
+            draw(svg, dag_rows(found.compiled.dag))
         elif plan is not None:
             print(found.compiled.plan(device_of(found, plan)))
         elif dag:
@@ -121,7 +121,7 @@ def show(
 
 
 def show_all(found: Inspected, machine: SimulatedMachine, window: Window) -> None:
-    show_rows(schedule_rows(found), window, machine=True)
+    show_rows(compiled_rows(found.job.strategy, found.compiled.dag), window, machine=True)
     show_text(simulated_lines(found.compiled, machine), window)
     show_sections(found.compiled, window)
     show_lines(whole_model_lines(found.job.strategy, found.captured), window)
@@ -202,21 +202,16 @@ def whole_number(option: str, number: int) -> int:
     return number
 
 
-def schedule_rows(found: Inspected) -> Rows:
-    """The passes of the DAG. Where orders interleave pieces of passes, their slots instead."""
-    dag, strategy = found.compiled.dag, found.job.strategy
-    pieces = dag.shardings or any(region.ways > 1 for region in dag.model.regions)
-    if pieces and any(isinstance(one, Order) for one in strategy):
-        with suppress(StrategyError):  # not a pipeline schedule
-            return strategy_rows(strategy)
-    return dag_rows(dag)
+def draw(path: Path, rows: Rows) -> None:
+    write_text(path, picture(rows))
+    print(f"{path}: open it in a browser")
 
 
 def show_strategy(target: Path, svg: Path | None, window: Window) -> None:
     """The schedule of a file, if it has one, and its other directives."""
     strategy = strategy_of(target)
     if svg is not None:
-        write_text(svg, picture(strategy_rows(strategy)))
+        draw(svg, strategy_rows(strategy))
         return
     with suppress(StrategyError):  # not a pipeline schedule
         show_rows(strategy_rows(strategy), window)

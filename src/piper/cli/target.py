@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from piper.cli.files import read_as
+from piper.cli.progress import told_if_slow
 from piper.costs import Costs
 from piper.directives import Strategy
 from piper.errors import PiperError, ScriptFailed, StrategyError
@@ -18,6 +19,24 @@ from piper.strategies import from_csv
 
 if TYPE_CHECKING:
     from piper.job.inspection import Inspected
+
+STRATEGIES = (".json", ".csv")
+
+
+def without_model(path: Path) -> StrategyError:
+    """What is said of a strategy or schedule in place of a script."""
+    fix = "give a .py script that makes a Trainer with this strategy" + (
+        f": strategies.from_csv(open({path.name!r}).read())" if path.suffix == ".csv" else ""
+    )
+    return StrategyError.of(str(path), "this command needs a model, not only a strategy", fix)
+
+
+def with_model(path: Path) -> Path:
+    """A strategy may well run as Python, and do nothing."""
+    if path.suffix in STRATEGIES:
+        raise without_model(path)
+    return path
+
 
 Target = Annotated[
     Path,
@@ -28,8 +47,11 @@ Target = Annotated[
 ]  # fmt: skip
 Script = Annotated[
     Path,
-    typer.Argument(exists=True, dir_okay=False, metavar="SCRIPT", help="a training script (.py)"),
-]
+    typer.Argument(
+        exists=True, dir_okay=False, metavar="SCRIPT", help="a training script (.py)",
+        callback=with_model,
+    ),
+]  # fmt: skip
 WAYS = "give a .py script that makes a Trainer, a strategy .json, or a schedule .csv"
 
 
@@ -52,15 +74,11 @@ def inspect(
     from piper.job.inspection import Inspected, inspecting
 
     if script.suffix != ".py":
-        fix = "give a .py script that makes a Trainer with this strategy" + (
-            f": strategies.from_csv(open({script.name!r}).read())"
-            if script.suffix == ".csv"
-            else ""
-        )
-        raise StrategyError.of(str(script), "this command needs a model, not only a strategy", fix)
+        raise without_model(script)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
-    with inspecting(memory, costs):
+    name = f"{script.name}: to capture the model, and to compile and check the strategy,"
+    with told_if_slow(name), inspecting(memory, costs):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except Inspected as found:

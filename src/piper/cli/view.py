@@ -92,7 +92,7 @@ def view(
             with writing(chrome):
                 save_view(chrome, runs[0])
     for path in filter(None, (output, svg, png, chrome)):
-        print(path)
+        print(f"{path}: open it in a browser" if path.suffix == ".html" else path)
 
 
 def targets(first: Path, words: list[str]) -> list[tuple[Path, list[str]]]:

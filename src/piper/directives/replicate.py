@@ -73,15 +73,17 @@ class Replicate(Directive):
     zero=2 is then zero=1.
 
     rewrite:
-        B@0, B@1 -> Update                                  Replicate(where(PP=0), [0, 2], zero)
+        B@0, B@1 -> Update                     Replicate(where(PP=0), [0, 2], zero)
         -->
-        B@0, B@1 -> all-reduce -> Update                    zero=0: once per step
-        B@0, B@1 -> reduce-scatter -> Update of a shard     zero=1: once per step
-        B@0 -> reduce-scatter -> Update of a shard          zero=2 and 3: as each microbatch
-        B@1 -> reduce-scatter -/                                produces its gradients
-                                                                zero=3, "once": as zero=1
-        all-gather -> F, B                                  zero=1 and 2: once per step
-                                                            zero=3: before use, dropped after
+        zero=0, once per step:
+            B@0, B@1 -> all-reduce -> Update
+        zero=1, and zero=3 with reduce="once", once per step:
+            B@0, B@1 -> reduce-scatter -> Update of a shard
+        zero=2 and 3, as each microbatch produces its gradients:
+            B@0 -> reduce-scatter -> Update of a shard
+            B@1 -> reduce-scatter -/
+        zero=1 and 2, once per step; zero=3, before use, dropped after:
+            all-gather -> F, B
     """
 
     filter: Filter

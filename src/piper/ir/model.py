@@ -108,6 +108,7 @@ class Region:
     carry: tuple[TensorSpec, ...] = ()  # kept from BI to BW
     stateful: bool = False  # F updates buffers: its microbatches keep their order
     reads_state: tuple[str, ...] = ()  # those of these buffers that its results depend on
+    varying_state: tuple[str, ...] = ()  # of those, the ones that become different in replicas
     has_backward: bool = True
     flops: Mapping[Phase, float] = field(default_factory=dict)
     workspace: Mapping[Phase, int] = field(default_factory=dict)  # bytes, while it runs

@@ -11,9 +11,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from piper.errors import InputError, Problem, no_option
+from piper.errors import InputError, Located, Problem, no_option
 from piper.job.batch.batch import Batch
 from piper.job.other_words import elsewhere, to_make_again, to_schedule_again
+from piper.launcher.script_errors import own_frames
 from piper.names import amount
 from piper.runtime.optimizers.parameter_groups import is_named
 
@@ -26,6 +27,8 @@ LOG = logging.getLogger("piper")
 
 def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
     """Suggest an option for a misspelt name, where Python would only say that it is unknown.
+
+    Errors that say what to write instead have short tracebacks: the user's own lines.
 
     The signature stays as it is written: type checkers and `help` see every option.
     """
@@ -42,7 +45,11 @@ def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
             if name not in known:
                 raise InputError(where, unknown(name, options, given))
         refuse_unbound(where, shape, args, given)
-        return call(*args, **given)
+        try:
+            return call(*args, **given)
+        except Located as error:  # says all: Piper's own lines would hide it, and the user's
+            error.__traceback__ = own_frames(error.__traceback__)
+            raise
 
     return checked
 
@@ -117,12 +124,6 @@ def refuse_wrong_options(optimizer: Any, lr_scheduler: Any, max_norm: Any) -> No
         raise InputError.of(
             "max_norm", f"{max_norm!r} is not a norm", "write a number above 0, or None"
         )
-
-
-def refuse_wrong_patterns(found: Any) -> None:
-    if isinstance(found, str) or not all(isinstance(one, str) for one in found):
-        what = f"{found!r} is not a list of names"
-        raise InputError.of("no_decay", what, 'write no_decay=["bias", "norm"]')
 
 
 def refuse_unmatched(model: torch.nn.Module, patterns: Sequence[str]) -> None:

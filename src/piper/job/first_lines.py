@@ -25,3 +25,13 @@ def first_lines(
     yield from chosen_lines(strategy.directives, compiled, memory)
     yield from reduction.lines()
     yield from whole_model_lines(strategy, captured)
+    yield from coarse_lines(captured.coarse_loss)
+
+
+def coarse_lines(kind: str) -> Iterator[str]:
+    """Classifiers of Hugging Face do so. Its language models compute their loss in float32."""
+    if kind:
+        yield (
+            f"the model computes its own loss in {kind}; for a loss in float32, give a "
+            "loss_fn(output, labels) that computes with output.logits.float()"
+        )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from piper.capture import Captured, capture
+from piper.capture import Captured, capture, of_known_sizes, of_sizes
 from piper.capture.loss import LossForm
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.capture.python_state.function_caches import looking_once
@@ -38,15 +38,15 @@ from piper.job.device_costs import TargetMachine, target_machine
 from piper.job.first_lines import first_lines
 from piper.job.loop.around_step import refuse_modes
 from piper.job.loop.recent import recent
+from piper.job.loss.guard_check import refuse_bent
 from piper.job.loss.loss_form import is_settled, loss_form
 from piper.job.loss.loss_reduction import (
     LossReduction,
     accumulation_lines,
+    alike,
     reduction_of,
-    refuse_different_forms,
     refuse_wrong_reduction,
 )
-from piper.job.loss.mean_loss_check import refuse_no_mean
 from piper.job.loss.microbatch_trial import MicrobatchTrials
 from piper.job.loss.whole_batch import WholeBatch
 from piper.job.memory.elementwise_choice import policies, without_elementwise
@@ -208,14 +208,16 @@ class Job:
         It is divided as the strategy asks, which names regions of the whole model.
         """
         started = time.perf_counter()
-        with self.failing_on_parts(batch, self.first_microbatch(batch)):
-            whole = self.capture_whole(batch)
+        whole = self.capture_of(batch, self.first_microbatch(batch), ())
         requests = division_requests(whole.model, self.directives(batch, costs))
-        parts = self.rows.of_each_size(batch)
-        first, *others = (self.capture_part(one, requests) for one in parts.values())
-        found = first.with_others(dict(zip(list(parts)[1:], others, strict=True)))
+        parts = self.rows.of_each_size(batch).items()
+        found = of_sizes({rows: self.capture_of(batch, one, requests) for rows, one in parts})
         LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
         return found
+
+    def capture_of(self, batch: Batch, one: Batch, requests: Sequence[DivisionRequest]) -> Captured:
+        with self.failing_on_parts(batch, one):
+            return self.capture_part(one, requests)
 
     def capture_whole(self, batch: Batch) -> Captured:
         """The model without any division, for the first microbatch."""
@@ -254,14 +256,10 @@ class Job:
         made = (captured, *captured.others.values())
         pairs = zip(made, self.rows.of_each_size(batch).values(), strict=False)
         first, *others = (self.form_of(known, one, always) for known, one in pairs)
-        found = replace(first, others=tuple(zip(captured.others, others, strict=True)))
-        refuse_different_forms(found)
-        return found
+        return alike(replace(first, others=tuple(zip(captured.others, others, strict=True))))
 
     def form_of(self, captured: Captured, one: Batch, always: bool) -> LossForm:
-        own = self.loss_fn is None and is_settled(
-            captured.form, self.options.says_reduction, always
-        )
+        own = self.loss_fn is None and is_settled(captured.form, self.options.says_reduction)
         if own or (self.all_microbatches == 1 and not always):
             return captured.form
         kind = self.kind(one)
@@ -330,7 +328,7 @@ class Job:
             given = self.memory, self.reduction(captured.form)
             for line in first_lines(self.strategy, captured, compiled, *given):
                 LOG.info("%s", line)
-        for line in accumulation_lines(captured, self.all_microbatches):
+        for line in accumulation_lines(captured, self.microbatches, self.replicas):
             self.trials.warn_once(line)
         return captured, compiled
 
@@ -363,7 +361,8 @@ class Job:
 
     def captured(self, batch: Batch) -> Captured | None:
         """The whole model, if it was captured before. None on processes that do not capture."""
-        return self.captures.get(self.kind(self.first_microbatch(batch)))
+        parts = self.rows.of_each_size(batch).items() if self.captures else ()
+        return of_known_sizes({rows: self.captures.get(self.kind(one)) for rows, one in parts})
 
     def try_mean(self, batch: Batch) -> None:
         """Try what is not proved, on the process that captured the model."""
@@ -373,11 +372,11 @@ class Job:
         reduction = self.reduction(self.form(found, batch))
         parts = batch.parts(self.microbatches, self.rows.microbatches(batch))
         one, runs = reduction.example(parts), TrialRuns(self.model, self.loss_fn, self.initial)
-        if reduction.is_guessed:
-            given = batch, one.rows or 0, reduction.kind, reduction.form.dims
-            refuse_no_mean(self.loss_fn, found.output, *given)
         said = self.options.says_reduction
-        whole = WholeBatch(self.rows.of_all_microbatches(batch), runs, self.precision)
+        if reduction.is_guessed:
+            given = batch, one.rows or 0, reduction.kind, reduction.form
+            refuse_bent(self.loss_fn, found.output, *given, trusted=said)
+        whole = WholeBatch(self.rows.of_all_microbatches(batch), runs, self.precision, parts)
         trial = self.trials.lines(self.kind(one), runs, found, one, reduction, said, whole)
         for line in (*reduction.warnings(parts), *trial):
             LOG.warning("%s", line)

@@ -19,11 +19,10 @@ from piper.job.arguments import (
     refuse_wrong_graphs,
     refuse_wrong_memory,
     refuse_wrong_options,
-    refuse_wrong_patterns,
 )
-from piper.job.batch.whole_inputs import refuse_wrong_names
 from piper.job.loop.on_nan import OnNan, refuse_wrong_on_nan
 from piper.job.loss.loss_reduction import Reduction, Weight
+from piper.job.option_kinds import refuse_wrong_kinds
 from piper.runtime.optimizers.kept_optimizers import noted
 from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler
 from piper.runtime.optimizers.parameter_groups import WithoutDecay
@@ -60,7 +59,10 @@ class Options:
 
     def __post_init__(self) -> None:
         refuse_wrong_options(self.optimizer, self.lr_scheduler, self.max_norm)
-        refuse_wrong_patterns(self.no_decay)
+        refuse_wrong_kinds(
+            seed=self.seed, compiled=self.compiled, init=self.init, costs=self.costs,
+            no_decay=self.no_decay, whole=self.whole,
+        )  # fmt: skip
         refuse_wrong_ema(self.ema)
         if not is_plain(self.optimizer):
             object.__setattr__(self, "optimizer", noted(self.optimizer))
@@ -71,7 +73,6 @@ class Options:
         refuse_wrong_on_nan(self.on_nan, self.graphs is True, self.scales_loss)
         refuse_wrong_memory(self.memory_gib)
         refuse_wrong_count("max_programs", self.max_programs)
-        refuse_wrong_names(self.whole)
 
     @property
     def says_reduction(self) -> bool:

@@ -40,7 +40,7 @@ def pickler(by_value: bool) -> Any:
     raise InputError.of(
         "launch",
         "sending functions of a notebook to other processes needs cloudpickle",
-        'pip install "piper-train[notebook]", or put the function in a .py file and import it',
+        "pip install cloudpickle, or put the function in a .py file and import it",
     )
 
 

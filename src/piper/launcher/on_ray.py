@@ -79,7 +79,7 @@ def load() -> Any:
     try:
         import ray
     except ModuleNotFoundError:
-        fix = "write `pip install 'piper-train[ray]'`, or leave out --on"
+        fix = "write `pip install 'ray>=2.60'`, or leave out --on"
         raise InputError.of("--on ray", "Ray is not installed here", fix) from None
     return ray
 

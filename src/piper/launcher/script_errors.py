@@ -7,6 +7,7 @@ import sysconfig
 import traceback
 from difflib import get_close_matches
 from pathlib import Path
+from types import TracebackType
 
 PIPER = str(Path(__file__).parents[1])
 HIDDEN = ("<frozen", "<string>", "runpy.py")  # `<string>`: methods that a dataclass generates
@@ -31,6 +32,16 @@ def shortened(error: BaseException) -> str:
         kept = [row for k, row in enumerate(one.stack) if k == last or is_own(row.filename)]
         one.stack = traceback.StackSummary.from_list(kept)
     return "".join(whole.format()).rstrip("\n") + hint(error)
+
+
+def own_frames(found: TracebackType | None) -> TracebackType | None:
+    """The user's own part of a traceback."""
+    if found is None:
+        return None
+    rest = own_frames(found.tb_next)
+    if not is_own(found.tb_frame.f_code.co_filename):
+        return rest
+    return TracebackType(rest, found.tb_frame, found.tb_lasti, found.tb_lineno)
 
 
 def hint(error: BaseException) -> str:
@@ -75,7 +86,8 @@ def line_of(error: BaseException) -> str:
     own = [row for row in rows if is_own(row.filename)]
     if not own:
         return ""
-    return f"\n  at {own[-1].filename}:{own[-1].lineno}: {own[-1].line}"
+    line = f": {own[-1].line}" if own[-1].line else ""  # that of a notebook's cell is in no file
+    return f"\n  at {own[-1].filename}:{own[-1].lineno}{line}"
 
 
 def chain_of(whole: traceback.TracebackException) -> list[traceback.TracebackException]:

@@ -85,7 +85,7 @@ def _register() -> None:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     except ImportError:
         raise _refused(
-            "it needs transformers 5 or later", 'pip install "piper-train[hf]"'
+            "it needs transformers 5 or later", "pip install 'transformers>=5'"
         ) from None
     ALL_EXPERTS_FUNCTIONS.register(NAME, sorted_experts)
 

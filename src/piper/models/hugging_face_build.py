@@ -114,7 +114,7 @@ def library() -> Any:
     try:
         import transformers
     except ImportError:
-        fix = 'pip install "piper-train[hf]"'
+        fix = "pip install 'transformers>=5'"
         raise _refused("it needs transformers 5 or later", fix) from None
     return transformers
 

@@ -28,6 +28,7 @@ class Prediction:
     peak_flops: float | None = None  # per second, of all devices together, if known
     stages: Mapping[Device, StageTags] = field(default_factory=dict)  # that a device runs
     layers: Mapping[Device, int] = field(default_factory=dict)  # in these stages
+    is_cut: bool = False  # whether stages were cut so that the step is fast, by the same costs
 
     @property
     def seconds(self) -> float:

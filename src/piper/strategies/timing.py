@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from heapq import heappop, heappush
 
-from piper.directives import Place, Strategy
-from piper.ir.by_device.schedule_rows import STEPS, Cell, Rows, label
+from piper.directives import Order, Place, Strategy
+from piper.errors import StrategyError
+from piper.ir.by_device.schedule_rows import STEPS, Cell, Rows, dag_rows, label
+from piper.ir.dag import Dag
 from piper.names import Device
 from piper.strategies.dataflow import need, whole
 from piper.strategies.export import to_table
@@ -27,6 +30,15 @@ def strategy_rows(strategy: Strategy) -> Rows:
             devices[ranks[stage]].update(one.devices)
     named = zip(devices, table.rows, strict=True)
     return {tuple(sorted(some)): list(cells(row, starts, several)) for some, row in named}
+
+
+def compiled_rows(strategy: Strategy, dag: Dag) -> Rows:
+    """The passes of the DAG. Where orders interleave pieces of passes, their slots instead."""
+    pieces = dag.shardings or any(region.ways > 1 for region in dag.model.regions)
+    if pieces and any(isinstance(one, Order) for one in strategy):
+        with suppress(StrategyError):  # not a pipeline schedule
+            return strategy_rows(strategy)
+    return dag_rows(dag)
 
 
 def cells(row: Row, starts: Starts, several: bool) -> Iterator[Cell]:

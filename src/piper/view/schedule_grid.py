@@ -167,9 +167,20 @@ def summary(rows: Rows, machine: bool = False) -> str:
     waits = "" if machine else f", idle {100 * idle(rows):.0f} %"
     drawn = "drawn in " if machine else ""
     return (
-        f"{drawn}{amount(length(rows), 'time step')}{waits}: F, BI and BW{unit(rows)} take 1 each, "
-        "B takes 2, communication takes none"
+        f"{drawn}{amount(length(rows), 'time step')}{waits}: {', '.join(lengths(rows))}, "
+        "communication takes none"
     )
+
+
+def lengths(rows: Rows) -> Iterator[str]:
+    """How long the phases that occur take."""
+    seen = {phase for row in rows.values() for cell in row for phase in cell.phases}
+    short = [str(phase) for phase in (F, BI, BW) if phase in seen]
+    if short:
+        names = " and ".join([", ".join(short[:-1]), short[-1]] if short[:-1] else short)
+        yield f"{names}{unit(rows)} {'take 1 each' if len(short) > 1 else 'takes 1'}"
+    if B in seen:
+        yield "B takes 2"
 
 
 def unit(rows: Rows) -> str:

@@ -46,6 +46,7 @@ from piper.ir.rules.replicas import (
     replicas_are_where_they_are_placed,
     replicas_compute_with_no_buffers_they_update,
     replicas_that_update_buffers_have_devices_of_their_own,
+    replicas_update_what_they_compute_with_once,
 )
 from piper.ir.rules.shape import (
     every_node_fits_its_region,
@@ -81,6 +82,7 @@ PLACED: tuple[Rule, ...] = (
     cut_parameters_are_used_in_divided_regions,
     replicas_are_kept_equal,
     replicas_compute_with_no_buffers_they_update,
+    replicas_update_what_they_compute_with_once,
     replicas_that_update_buffers_have_devices_of_their_own,
     buffers_that_change_are_on_one_device,
     orders_name_all_microbatches_or_none,
@@ -112,6 +114,6 @@ def require(dag: Dag, rules: tuple[Rule, ...]) -> None:
             continue
         problems = list(rule(dag))
         if problems:
-            raise Refused(*problems[:8])
+            raise Refused(*problems)
         if rule not in ABOUT_ORDER:
             dag.proven.add(rule)

@@ -43,15 +43,31 @@ def replicas_are_where_they_are_placed(dag: Dag) -> Iterator[Problem]:
 
 
 def replicas_compute_with_no_buffers_they_update(dag: Dag) -> Iterator[Problem]:
-    """Each replica sees only its own data, so their buffers differ. The loss must not."""
+    """Each replica sees only its own data, so their buffers differ. The loss must not.
+
+    Buffers that follow from parameters alone are equal where the parameters are, and whole.
+    """
     for region, devices in changing(dag):
-        names = ", ".join(region.reads_state)
+        is_cut = region.ways > 1 or region.id in dag.shardings
+        names = ", ".join(region.reads_state if is_cut else region.varying_state)
         if names and len(devices) > 1:
             yield Problem(
                 f"{region.id} updates {names} and computes with it, on {show(devices)}: replicas "
                 "would compute with different values",
                 f"place {region.id} on one device: devices=[{devices[0]}], or compute with values "
                 "that no forward updates",
+            )
+
+
+def replicas_update_what_they_compute_with_once(dag: Dag) -> Iterator[Problem]:
+    """A batch updates a buffer once. Microbatches of a replica would do it once for each."""
+    many = [f"{name} has {count}" for name, count in dag.dimensions if count > 1]
+    for region, devices in changing(dag):
+        if many and region.reads_state and len(devices) > 1:
+            yield Problem(
+                f"{region.id} updates {', '.join(region.reads_state)} and computes with it, in "
+                f"each microbatch of replicas on {show(devices)} ({many[0]})",
+                "use one microbatch for each replica: leave out `Split`, or write microbatches=1",
             )
 
 

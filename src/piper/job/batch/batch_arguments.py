@@ -33,7 +33,7 @@ def example_of(model: torch.nn.Module, loss_fn: Any, example: Any, where: str = 
         refuse_label_only(model, where)
     found = arguments_of(model, loss_fn, given, {})
     refuse_wrong_calls(model, loss_fn, found, where, None)
-    return Batch.of(found)
+    return dense(Batch.of(found), where)
 
 
 def refuse_label_only(model: torch.nn.Module, where: str) -> None:
@@ -64,7 +64,7 @@ def batch_of(
         given = given if takes_list else tuple(given[0])
     found = arguments_of(model, loss_fn, given, named)
     refuse_wrong_calls(model, loss_fn, found, "batch", len(wanted))
-    return Batch.of(in_order(found, wanted))
+    return dense(Batch.of(in_order(found, wanted)), "batch", has_values=True)
 
 
 def inputs_of(
@@ -76,7 +76,20 @@ def inputs_of(
     given = tuple(inside) if isinstance(inside, list | tuple) else given
     found = arguments_of(model, None, given, named)
     refuse_labels(model, found)
-    return replace(Batch.of(found), labelled=False)
+    return dense(replace(Batch.of(found), labelled=False), "batch", has_values=True)
+
+
+def dense(batch: Batch, where: str, has_values: bool = False) -> Batch:
+    """The batch, whose tensors can be cut into rows; an example needs no values."""
+    for tensor in batch.tensors:
+        if tensor.layout is not torch.strided:
+            what = f"a tensor of {list(tensor.shape)} is sparse ({tensor.layout})"
+            fix = "give tensor.to_dense(), or indices and values from which the model makes it"
+            raise InputError.of(where, what, fix)
+        if has_values and tensor.is_meta:
+            what = f"a tensor of {list(tensor.shape)} is on meta, where it has no values"
+            raise InputError.of(where, what, "give the batch itself; only example= may be on meta")
+    return batch
 
 
 def refuse_labels(model: torch.nn.Module, arguments: Arguments) -> None:

@@ -173,10 +173,3 @@ def refuse_unknown(given: Sequence[str], names: Sequence[str], labelled: bool) -
         if not named_by([one], names):
             what = f"no tensor of the batch is called {one!r}"
             raise InputError.of("whole", what, f"the batch has {', '.join(names)}")
-
-
-def refuse_wrong_names(given: Any) -> None:
-    wrong = isinstance(given, str) or not all(isinstance(one, str) for one in given or ())
-    if wrong:
-        what = f"{given!r} is not a list of names"
-        raise InputError.of("whole", what, 'write whole=["mask"]')

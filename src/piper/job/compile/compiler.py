@@ -40,6 +40,7 @@ class Compiled:
     state: Callable[[], float] = field(
         default=adam, compare=False, repr=False
     )  # tries the optimizer, so only reports call it
+    cuts: bool = False  # whether stages were cut by `costs`, not as the strategy says
 
     @cached_property
     def optimizer(self) -> float:
@@ -81,12 +82,13 @@ def compile_strategy(
     with collector_off():  # very many objects, no cycles
         known = Costs() if costs is None else costs
         program = with_cuts(strategy, model, known)
+        cuts = program != tuple(strategy)
         dag = scheduled_dag(model, program, clip, known)
         known.require(dag.devices)
         found = roles(dag) if by_role else own_roles(dag.devices)
         plans = lowered(dag, found, late)
         check(dag, plans, found.first)
-    return Compiled(dag, plans, found, known, program, state)
+    return Compiled(dag, plans, found, known, program, state, cuts)
 
 
 def lowered(dag: Dag, found: Roles, late: bool = False) -> tuple[Plan, ...]:

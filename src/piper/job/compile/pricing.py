@@ -45,6 +45,7 @@ from piper.sim.clock import Simulated, simulate
 from piper.sim.network_demands import Alike
 from piper.sim.prediction import Prediction, StageTags
 from piper.sim.report import report
+from piper.strategies.cuts import seconds_of
 from piper.view.reports.mesh_advice import advice
 
 TOKEN_IDS = ("int64", "int32")
@@ -149,8 +150,20 @@ def predict(
     stages = {device: stages_of(mine) for device, mine in tags.items()}
     layers = {device: layers_of(mine) for device, mine in tags.items()}
     return Prediction(
-        report(found), peaks, groups, *sizes, memory, noted, flops, stages=stages, layers=layers
-    )
+        report(found), peaks, groups, *sizes, memory, noted, flops,
+        stages=stages, layers=layers, is_cut=compiled.cuts and is_known(compiled, costs),
+    )  # fmt: skip
+
+
+def is_known(compiled: Compiled, costs: JobCosts | None) -> bool:
+    """Whether regions take as long by these costs as by those that the stages were cut by."""
+    model = compiled.dag.model
+    pairs = {
+        (id(one), id(other)): (one, other)
+        for device, one in device_costs(compiled, costs).items()
+        for other in [compiled.costs.on(device)]
+    }
+    return all(seconds_of(model, one) == seconds_of(model, two) for one, two in pairs.values())
 
 
 def tags_of(dag: Dag, plan: Plan) -> list[StageTags]:

@@ -12,7 +12,7 @@ from piper.job.compile.compiler import Compiled
 from piper.names import RegionId
 from piper.strategies.cut_clock import homes_of_stages, kinds_of
 from piper.strategies.cuts import seconds_of
-from piper.view.reports.stage_table import StageWeight, line, table
+from piper.view.reports.stage_table import TAGGED, StageWeight, line, table
 
 
 def stage_table(compiled: Compiled) -> str:
@@ -79,6 +79,6 @@ def layers_text(cut: Stage, stage: int, regions: Sequence[Region]) -> str:
     found = dict.fromkeys(tag for tag in tags if tag is not None)
     if None in tags or not found or len({key for key, _ in found}) > 1:
         many = 1 if isinstance(cut.stages, int) else cut.stages[stage]
-        return "as tagged" if many == 1 else f"{many} tagged regions"
+        return TAGGED if many == 1 else f"{many} tagged regions"
     (key, first), (_, last) = min(found), max(found)
     return f"{key} {first}" if first == last else f"{key} {first} to {last}"

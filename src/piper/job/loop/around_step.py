@@ -12,7 +12,7 @@ import torch.distributed as dist
 from piper.capture.torch_private import has_global_hooks, has_hooks, own_tensors, version_of
 from piper.capture.trace.side_effects import refuse_hooks
 from piper.errors import InputError
-from piper.job.processes.consistency import Digests, digest, digests, sample
+from piper.job.processes.consistency import Digests, digests, tensor_digest
 from piper.runtime.processes.broadcast_text import broadcast_text
 from piper.runtime.processes.world import world
 
@@ -76,7 +76,7 @@ class ModelWrites:
         own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         known = {n: one for n, one in (values or {}).items() if isinstance(one, torch.Tensor)}
         pairs = ((name, own[name], one) for name, one in known.items() if name in own)
-        mine = {name: digest([sample(one.to(like.dtype))]) for name, like, one in pairs}
+        mine = {name: tensor_digest(one.to(like.dtype)) for name, like, one in pairs}
         given = from_first(mine)
         self.newest = self.stepped, given
         self.allow(given)

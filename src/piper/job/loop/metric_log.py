@@ -111,8 +111,7 @@ def require(module: str, name: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError:
-        fix = f'pip install {name}, or "piper-train[log]"'
-        raise InputError.of("log", f"{name} is not installed", fix) from None
+        raise InputError.of("log", f"{name} is not installed", f"pip install {name}") from None
 
 
 class Function(Sink):

@@ -13,20 +13,21 @@ from torch import Tensor, nn
 from piper.capture.python_state.reach import places, reach_of
 from piper.errors import InputError
 from piper.job.loop.callers import callers_level
-from piper.job.processes.consistency import Digests, digest, has_values, sample
+from piper.job.processes.consistency import Digests, has_values, tensor_digest
 
 LOAD = (
-    "All processes call `weights = trainer.state_dict()` of that one, and then "
-    "`if weights is not None: model.load_state_dict(weights)`"
+    "`weights = trainer.state_dict()` in all processes, and `if weights is not None: "
+    "model.load_state_dict(weights)`"
 )
+COPIES = "To compare strategies, give each Trainer a copy: copy.deepcopy(model)"
 AGAIN = (
-    "another Trainer has trained this model, and has the trained weights: this one starts with "
-    f"those that the model had before. {LOAD}, before they make this Trainer"
+    "another Trainer has trained a copy of this model: this one starts with the weights from "
+    f"before. To go on with those of the other: {LOAD}. {COPIES}, or load the first weights again"
 )
 BOTH = (
     "two Trainers train the same parameters, each its own copy: what one learns, the other does "
-    "not see. Make one Trainer of a model that returns the loss of each kind of batch, or load the "
-    "weights of one checkpoint into the other (trainer.save, trainer.resume)"
+    "not see. Make one Trainer of a model that returns the loss of each kind of batch, or load a "
+    f"checkpoint of one into the other (trainer.save, trainer.resume). {COPIES}"
 )
 READ = (
     "it reads a model that another Trainer trains, and would always see its first weights: the "
@@ -47,6 +48,7 @@ class Training:
     read: dict[int, Tensor]
     settle: Callable[[], None]  # ends the watch over its tensors: another one begins
     steps: int = 0
+    loaded: bool = False  # whether weights were loaded into the model since the last step
     rivals: WeakKeyDictionary[Training, int] = field(default_factory=WeakKeyDictionary)
 
     def shared(self, others: dict[int, Tensor]) -> list[int]:
@@ -55,11 +57,11 @@ class Training:
     def is_old(self, keys: list[int]) -> bool:
         """Whether these tensors still have their first values, though they were trained."""
         return bool(keys) and all(
-            digest([sample(self.tensors[key])]) == self.taken[key] for key in keys
+            tensor_digest(self.tensors[key]) == self.taken[key] for key in keys
         )
 
     def after_step(self) -> None:
-        self.steps += 1
+        self.steps, self.loaded = self.steps + 1, False
         if self.steps == 1:
             for other in _others(self):
                 if other.steps and (_is_read(self, other) or _is_read(other, self)):
@@ -87,7 +89,8 @@ def begin(model: nn.Module, loss_fn: Any, taken: Digests, settle: Callable[[], N
         if keys:
             other.settle()
             other.rivals[new] = new.rivals[other] = 0
-            if other.steps and all(other.taken[key] == new.taken[key] for key in keys):
+            old = other.steps and not other.loaded
+            if old and all(other.taken[key] == new.taken[key] for key in keys):
                 _warn(AGAIN)
     _ALL.add(new)
     return new

@@ -12,16 +12,15 @@ import torch
 
 from piper.job.loop.callers import callers_level, module_of
 from piper.job.loop.idle_optimizers import IdleOptimizers
-from piper.job.loop.several_trainers import begin
+from piper.job.loop.several_trainers import LOAD, begin
 from piper.job.loop.stale_tensors import StaleTensors, clear_all
 from piper.job.loop.waiting_model import WaitingModel
 from piper.job.processes.consistency import Digests, digests
 
 MESSAGE = (
     "this model still has the weights that it had when the Trainer was made: the Trainer trains "
-    "its own copy. Use trainer.evaluate(batches), trainer.predict(x) or trainer.state_dict(). All "
-    "processes call these, and the first one gets the weights: `weights = trainer.state_dict()`, "
-    "`if weights is not None: model.load_state_dict(weights)`, before trainer.close()"
+    "its own copy. Use trainer.evaluate(batches) or trainer.predict(x), or load what is trained "
+    f"before trainer.close(): {LOAD}"
 )
 TENSORS = (
     "the parameters and buffers of this model are older than those that are trained: the Trainer "
@@ -48,9 +47,9 @@ class StaleModel:
         self.tensors, self.idle = StaleTensors(model, self.tell), IdleOptimizers(model)
         self.handles = [
             model.register_forward_pre_hook(self), model.register_state_dict_pre_hook(self),
-            model.register_load_state_dict_pre_hook(Loading(self.tensors)),
+            model.register_load_state_dict_pre_hook(Loading(self)),
         ]  # fmt: skip
-        self.stepped = self.told = self.closed = False
+        self.stepped = self.told = self.closed = self.settled = False
 
     @staticmethod
     def end_marks() -> None:
@@ -71,7 +70,8 @@ class StaleModel:
             warnings.warn(TENSORS, stacklevel=callers_level())
 
     def __call__(self, model: torch.nn.Module, *_: Any) -> None:
-        if self.stepped and self.taken and not is_pipers() and not is_inside():
+        is_old = self.stepped and self.taken and not self.training.loaded
+        if is_old and not is_pipers() and not is_inside():
             taken, self.taken = self.taken, {}
             if digests(model) == taken:
                 self.told = True
@@ -86,13 +86,14 @@ class StaleModel:
 
     def settle(self) -> None:
         """Another Trainer of these tensors begins, which watches them from now on."""
-        self.told = True
+        self.told = self.settled = True
         self.tensors.clear()
         if self.closed:
             self.remove()
 
     def remove(self) -> None:
-        for handle in self.handles:
+        """The last hook stays, of a model that was trained: the next Trainer asks what it saw."""
+        for handle in self.handles[:-1] if self.stepped and not self.settled else self.handles:
             handle.remove()
 
     def close(self) -> None:
@@ -107,12 +108,13 @@ class StaleModel:
 
 @dataclass(frozen=True)
 class Loading:
-    """A hook before weights are loaded into the model, which are then those of now."""
+    """A hook before weights are loaded into the model: they are those that the user wants."""
 
-    tensors: StaleTensors
+    watch: StaleModel
 
     def __call__(self, *_: Any) -> None:
-        self.tensors.clear()
+        self.watch.tensors.clear()
+        self.watch.training.loaded = True
 
     def __deepcopy__(self, _: Any) -> Unwatched:
         return Unwatched()

@@ -108,7 +108,8 @@ def compare(
     here = on_cpu(job.under(Strategy(compiled.program)).without_limit(), model)
     if is_random(captured):
         notes += without_dropout(here, job.rows.divided(batches[0])[0])
-    reference, observed = plain(copy.deepcopy(model), job, batches), Observed(steps)
+    reference = plain(copy.deepcopy(model), on_cpu(job, model), batches)
+    observed = Observed(steps)
     found = rehearsed(here, batches, observed)
     tolerance, dtype = float(torch.finfo(reference.coarsest).eps) ** 0.5, widest(model)
     return Comparison(

@@ -76,8 +76,9 @@ def plain(model: torch.nn.Module, job: Job, batches: Sequence[Batch]) -> Referen
     for batch in batches:
         optimizer.zero_grad()
         pieces = microbatches(batch, parts, sizes_of(job, batch))
+        weights = None if is_joint(job, pieces) else weights_of(job, pieces)
         with types:
-            whole, losses = accumulated(model, job, batch, pieces, buffers)
+            whole, losses = accumulated(model, job, batch, pieces, weights, buffers)
         buffers.use(0)
         used = [p for _, p in trained if p.grad is not None]
         found.grad_norms.append(clipped(used, options.max_norm))
@@ -122,12 +123,20 @@ def loss_of(model: torch.nn.Module, job: Job, batch: Batch) -> Any:
 
 
 def accumulated(
-    model: torch.nn.Module, job: Job, batch: Batch, pieces: Sequence[Batch], buffers: ReplicaBuffers
+    model: torch.nn.Module,
+    job: Job,
+    batch: Batch,
+    pieces: Sequence[Batch],
+    weights: Sequence[float] | None,
+    buffers: ReplicaBuffers,
 ) -> tuple[float, list[float]]:
-    """Add up the gradients of a batch. Returns its loss, and that of each microbatch."""
-    if is_joint(job, pieces):
+    """Add up the gradients of a batch. Returns its loss, and that of each microbatch.
+
+    Without weights, the loss function sees the outputs of all microbatches.
+    """
+    if weights is None:
         return joint(model, job, batch, pieces, buffers)
-    weights, losses = weights_of(job, pieces), []
+    losses = []
     for k, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
         buffers.use(k)
         loss = loss_of(model, job, piece)

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import torch
 
-from piper.capture import Captured, capture
+from piper.capture import Captured, capture, of_sizes
 from piper.capture.kernels.callables import Kernels
 from piper.capture.loss import LossForm
-from piper.capture.output_rows import row_dimensions
+from piper.capture.output_rows import OutputRows
 from piper.capture.trace.arguments.layouts import refuse_asked
 from piper.capture.trace.arguments.outputs import Output, joined
 from piper.directives import Directive, Offload, Place, Replicate, Shard, Split, Stage, Strategy
@@ -217,14 +217,13 @@ def dimensions_of(job: Job, batch: Batch, captured: Captured) -> tuple[int | Non
     one = job.first_microbatch(batch)
     example = (*job.converted(one).arguments, None)
     given = example, one.whole, job.device.type, job.precision
-    return row_dimensions(job.model, captured.output, *given)
+    return OutputRows(job.model, captured.output, *given).dimensions()
 
 
 def captured_forward(job: Job, batch: Batch, wanted: Wanted, trained: frozenset[str]) -> Captured:
     """The model without gradients, divided as in training, for microbatches of each size."""
-    sizes = job.rows.of_each_size(batch)
-    first, *others = (captured_part(job, one, wanted, trained) for one in sizes.values())
-    return first.with_others(dict(zip(list(sizes)[1:], others, strict=True)))
+    parts = job.rows.of_each_size(batch).items()
+    return of_sizes({rows: captured_part(job, one, wanted, trained) for rows, one in parts})
 
 
 def captured_part(job: Job, one: Batch, wanted: Wanted, trained: frozenset[str]) -> Captured:

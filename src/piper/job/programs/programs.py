@@ -28,7 +28,7 @@ from piper.job.memory.memory_errors import memory_explained
 from piper.job.memory.zero_choice import holds_freely
 from piper.job.processes import consistency
 from piper.job.processes.different_lengths import alike
-from piper.job.programs.new_program import new_program_lines
+from piper.job.programs.new_program import new_program_lines, shapes_noted
 from piper.names import Device, F, Phase
 from piper.plan.analyse import kernel_sequences
 from piper.plan.analyse.kernel_sequences import KernelSequence
@@ -44,6 +44,7 @@ from piper.runtime.gpu.graph_choice import (
     empty_cache,
     free_memory,
     is_suited,
+    reserved_memory,
 )
 from piper.runtime.gpu.warmup import warm
 from piper.runtime.joined_runs import Joins, join_runs
@@ -147,10 +148,12 @@ class Programs:
             return self.shipping.other(self.rank)
 
         def make() -> tuple[Captured, Compiled]:
-            if len(self.job.strategy.devices) > world():  # known before the capture
-                refuse_wrong_world(self.job.strategy.devices)
+            refuse_wrong_world(self.job.strategy.devices)  # known before the capture
+            if world() > 1:
+                LOG.info("compiling on device 0, for all %d", world())
             compiling = partial(self.job.compile, batch, self.costs, by_role=True)
-            with collector_off():  # it would look at all of torch, and find next to nothing
+            noting = shapes_noted(self.job, batch, list(self.ready))
+            with noting, collector_off():  # it would look at all of torch, and find next to nothing
                 captured, compiled = counting_arguments(compiling, batch, self.arguments)
             refuse_wrong_world(compiled.dag.devices)
             self.made[kind], self.aliases = compiled, captured.aliases
@@ -159,7 +162,6 @@ class Programs:
         for line in new_program_lines(self.job, batch, kind, list(self.ready)):
             LOG.info("%s", line)
         if world() > 1:
-            LOG.info("compiling on device 0, for all %d", world())
             return self.shipping.first(make)
         captured, compiled = make()
         return assignment(captured, compiled, 0), captured.kernels
@@ -183,15 +185,16 @@ class Programs:
             program.faster = record()
         elif wanted == "auto" and self.may_choose and is_suited(program.plan):
             given = program, program.faster, record
-            program.faster = GraphChoice(*given, device_clock, free_memory)
+            program.faster = GraphChoice(*given, device_clock, free_memory, reserved_memory)
 
     @property
     def may_choose(self) -> bool:
         """Graphs hold memory, so only batches like the first may get them without being asked."""
         return not self.ready and self.job.options.on_nan is None
 
-    def settle_statistics(self) -> None:
+    def settle(self) -> None:
         """Give all replicas the running statistics of the first. All processes call it."""
+        self.job.python_state.settle()
         if self.statistics:
             take_from_first(self.state, self.statistics, self.rank)
 
@@ -218,6 +221,7 @@ class Programs:
         if self.comm is not None:
             self.comm.close()
             self.comm = None
+        self.job.python_state.settle()
 
 
 def release(program: Program) -> None:
@@ -241,6 +245,7 @@ def recorded(program: Program, mine: Assignment, joins: Joins | None) -> Graphs:
 
 def whole_state(programs: Programs) -> dict[str, torch.Tensor] | None:
     """The state dict of the whole model on device 0. The others get None."""
+    programs.job.python_state.settle()
     everywhere = gather(programs.state.parts(programs.reported_states))
     if everywhere is None:
         return None

@@ -93,8 +93,9 @@ def evaluation_prepared(forwards: ForwardPrograms, batch: Batch, lengths: Length
 
 
 def evaluated_reduction(forwards: ForwardPrograms, kind: BatchKind) -> LossReduction:
-    options = forwards.job.options
-    return reduction_of_batches(options.reduction, options.loss_weight, forwards.forms[kind])
+    options, parts = forwards.job.options, forwards.job.all_microbatches
+    given = options.reduction, options.loss_weight, forwards.forms[kind]
+    return reduction_of_batches(*given, parts)
 
 
 def kinds_of(kind: BatchKind, lengths: Lengths | None) -> list[BatchKind]:

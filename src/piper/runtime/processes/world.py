@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 
-from piper.errors import StrategyError
+from piper.errors import InputError, StrategyError
 from piper.names import amount
 from piper.runtime.processes.arrivals import wait_for_all
 from piper.runtime.processes.store import open_store, second_connection
@@ -19,6 +21,8 @@ _patience = timedelta(minutes=10)  # what the last Trainer was given
 def join(timeout: float, on_gpu: bool = False) -> int:
     """Join the other processes, if there are any. Returns the rank, which is the device."""
     global _patience
+    if not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
+        raise InputError.of("timeout", f"{timeout!r} is no number of seconds", "write timeout=600")
     _patience = timedelta(seconds=timeout)
     if not dist.is_initialized() and processes() > 1:
         backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
@@ -48,13 +52,29 @@ def world() -> int:
 
 
 def refuse_wrong_world(devices: tuple[int, ...]) -> None:
-    if devices != tuple(range(world())):
-        count, processes = max(devices) + 1, amount(world(), "process", "processes")
-        numbered = devices == tuple(range(count))
-        more = "" if numbered else f", and use all devices from 0 to {count - 1}"
+    """`devices`: those that a strategy names. If none, its regions have none, which is an error."""
+    if devices and devices != tuple(range(world())):
         raise StrategyError.of(
             "strategy",
-            f"it uses devices {list(devices)}, but the run has {processes}",
-            f"start it with `piper run SCRIPT -n {count}`, or in a notebook with "
-            f"piper.launch(fn, {count}){more}",
+            f"it uses devices {list(devices)}, but the run has "
+            f"{amount(world(), 'process', 'processes')}",
+            other_world(devices),
         )
+
+
+def other_world(devices: tuple[int, ...]) -> str:
+    """What to write for these devices."""
+    count = max(devices) + 1
+    fix = how_to_start(count)
+    if devices != tuple(range(count)):
+        return f"{fix}, and use all devices from 0 to {count - 1}"
+    return fix if count > world() else f"{fix}; or place regions on the other devices, too"
+
+
+def how_to_start(count: int) -> str:
+    """With so many processes."""
+    script = Path(sys.argv[0])
+    if script.suffix == ".py" and script.name != "ipykernel_launcher.py":
+        return f"start it with `piper run {script.name} -n {count}`"
+    notebook = f"in a notebook with piper.launch(fn, {count})"
+    return f"start it with `piper run SCRIPT -n {count}`, or {notebook}"

@@ -61,7 +61,7 @@ function showStep() {
 function kindTable(view) {
   const many = Math.max(1, view.devices.length) * view.stretch, rows = view.kinds.map((row, k) => [k, row]).filter(([, row]) => row.count);
   return el("div", {}, el("h3", {}, "time of a device"), el("table", { class: "numbers" },
-    el("tr", {}, ...["", "takes", "hidden", "waited for"].map((t) => el("th", {}, t))),
+    el("tr", {}, ...["", "takes", "behind compute", "waited for"].map((t) => el("th", {}, t))),
     ...rows.map(([k, row]) => el("tr", {}, el("td", {}, el("span", { class: "dot" }, swatch(k), ` ${KINDS[KIND_IDS[k]][0]}`)), el("td", {}, row.time ? seconds(row.time / many) : "not known"),
       el("td", {}, MESSAGES.has(KIND_IDS[k]) ? row.time ? percent(row.hidden / row.time) : "" : ""), el("td", {}, row.waited ? seconds(row.waited / many) : "")))));
 }

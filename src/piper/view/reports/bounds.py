@@ -156,23 +156,35 @@ def uneven_text(found: Prediction) -> str:
     mine = len(found.alike[longest.device])
     others = (mean_compute(found) * many - longest.compute * mine) / max(1, many - mine)
     name = compute_of(longest.device, found.stages)
+    several = has_several(found, longest.device)
+    bounds = "bound the step: they compute" if several else "bounds the step: it computes"
     return (
-        f"advice: {name} bounds the step: it computes {time_text(longest.compute)}, the others "
+        f"advice: {name} {bounds} {time_text(longest.compute)}, the others "
         f"{time_text(others)} on average; {shorter(found, longest.device)}. More microbatches "
         "hardly help"
     )
 
 
+def has_several(found: Prediction, device: Device) -> bool:
+    """Whether a device has several stages."""
+    return len(set(found.stages.get(device, ()))) > 1
+
+
 def shorter(found: Prediction, device: Device) -> str:
     """How to give it less to compute. A stage of one region cannot be cut elsewhere."""
-    stages = found.stages.get(device, ())
-    if found.layers.get(device, 0) > len(stages):
+    several = has_several(found, device)
+    if found.layers.get(device, 0) > len(found.stages.get(device, ())):
+        if found.is_cut:
+            return (
+                "by these costs, no other cut is faster; smaller layers could be cut more evenly "
+                "(`with piper.annotate(...)`)"
+            )
         return (
-            "give it fewer layers (`stages=[...]` of a builder), or let a builder cut by measured "
-            "times (`costs=`)"
+            f"give {'them' if several else 'it'} fewer layers (`stages=[...]` of a builder), or "
+            "let a builder cut by measured times (`costs=`)"
         )
-    each = "each of these stages is one region" if len(stages) > 1 else "it is one region"
+    each = "each of these stages is one region" if several else "it is one region"
     return (
-        f"{each}: move its borders, or tag smaller ones (`with piper.annotate(...)`, "
-        "`piper.tag(model, ...)`), which a builder cuts into stages"
+        f"{each}: move {'their' if several else 'its'} borders, or tag smaller ones (`with "
+        "piper.annotate(...)`, `piper.tag(model, ...)`), which a builder cuts into stages"
     )

@@ -60,6 +60,15 @@ def size_text(size: float) -> str:
     """
     for unit in ("B", "KiB", "MiB"):
         if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+            return f"{size:.0f} {unit}" if unit == "B" else f"{rounded(size)} {unit}"
         size /= 1024
-    return f"{size:.1f} GiB"
+    return f"{rounded(size)} GiB"
+
+
+def rounded(size: float) -> str:
+    """A half is rounded up, as in the page.
+
+    >>> rounded(48.25)
+    '48.3'
+    """
+    return f"{size + 1e-9:.1f}"

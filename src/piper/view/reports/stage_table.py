@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from piper.view.reports.footprint import size_text
 
+TAGGED = "as tagged"  # in place of layers: the user has tagged the stage
+
 
 @dataclass(frozen=True, slots=True)
 class StageWeight:
@@ -49,8 +51,14 @@ def line(name: str, stages: Sequence[StageWeight], costs: str) -> str:
     >>> both = [StageWeight(0, "L 0 to 2", 1, 1, 0.7, 1), StageWeight(1, "L 3", 1, 1, 0.3, 1)]
     >>> line("PP", both, "measured costs")
     'cut into 2 stages: PP=0 L 0 to 2 (70 % of the time), PP=1 L 3 (30 %), by measured costs'
+
+    Stages of the model itself are not cut.
     """
     first, *others = stages
+    if all(one.layers == TAGGED for one in stages):
+        times = [f"{name}={one.stage} ({percent(one.time)})" for one in others]
+        begin = f"{name}={first.stage} ({percent(first.time)} of the time)"
+        return f"{len(stages)} stages, as tagged: {', '.join([begin, *times])}, by {costs}"
     words = [f"{name}={one.stage} {one.layers} ({percent(one.time)})" for one in others]
     begin = f"{name}={first.stage} {first.layers} ({percent(first.time)} of the time)"
     return f"cut into {len(stages)} stages: {', '.join([begin, *words])}, by {costs}"
