@@ -34,7 +34,7 @@ style: $(READY)
 # Bytecode is written, whatever the environment says: many processes import the same files.
 BESIDE = nice -n 10 $(BIN)
 ALONE = $(BESIDE)/pytest -m 'not processes and not soak'
-SECOND = tests/job tests/models tests/cli tests/docs tests/strategies tests/view
+SECOND = $(addprefix tests/, job cli)
 WORKERS = $(shell grep -lrE --include='test_*.py' 'run_on|processes' tests)
 
 test: export PYTHONDONTWRITEBYTECODE =

@@ -5,7 +5,7 @@
     piper run examples/fine_tune.py -n 2 --checkpoint runs/tuned     # run it again to resume
 
 Without --model, it makes a small Llama with random weights. The text is the source of Python's
-standard library, byte by byte. This needs transformers (pip install piper-train[hf]).
+standard library, byte by byte. This needs transformers (pip install ".[hf]").
 """
 
 import argparse

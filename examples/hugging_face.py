@@ -2,7 +2,7 @@
 
     piper run examples/hugging_face.py -n 2
 
-This needs transformers (pip install piper-train[hf]). Weights are random; nothing is downloaded.
+This needs transformers (pip install ".[hf]"). Weights are random; nothing is downloaded.
 """
 
 from functools import partial

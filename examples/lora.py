@@ -3,15 +3,17 @@
     piper run examples/lora.py -n 2
     piper run examples/lora.py -n 2 --model FOLDER --output adapters
     piper run examples/lora.py -n 2 --model FOLDER --peft           # adapters of peft
+    piper run examples/lora.py -n 2 --model GPT_NEOX --targets query_key_value
     piper run examples/lora.py -n 2 --checkpoint runs/lora          # run it again to resume
 
 Without --model, it makes a small Llama with random weights. Only adapters have gradients and
 optimizer state; with zero=3, the frozen weights are sharded, too. This needs transformers (pip
-install piper-train[hf]), and peft for --peft. With --peft, every process reads only its part of the
+install ".[hf]"), and peft for --peft. With --peft, every process reads only its part of the
 weights; the adapters of this file are for models that peft does not know.
 """
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,6 +24,8 @@ from fine_tune import EVERY, dicts, small
 from torch import Tensor, nn
 
 import piper
+
+TARGETS = ("q_proj", "v_proj")
 
 
 class Lora(nn.Module):
@@ -40,14 +44,18 @@ class Lora(nn.Module):
 
 
 def add_lora(
-    model: nn.Module,
-    names: tuple[str, ...] = ("q_proj", "v_proj"),
-    rank: int = 8,
-    alpha: float = 16,
+    model: nn.Module, names: Sequence[str] = TARGETS, rank: int = 8, alpha: float = 16
 ) -> nn.Module:
     """Freeze the model, and put adapters around its layers of these names."""
     model.requires_grad_(False)
-    for path, layer in list(model.named_modules()):
+    layers = {path: one for path, one in model.named_modules() if isinstance(one, nn.Linear)}
+    known = {path.rpartition(".")[2] for path in layers}
+    if missing := set(names) - known:
+        raise SystemExit(
+            f"--targets: no layer is named {', '.join(sorted(missing))}: choose from "
+            f"{', '.join(sorted(known))}"
+        )
+    for path, layer in layers.items():
         parent, _, name = path.rpartition(".")
         if name in names:
             setattr(model.get_submodule(parent), name, Lora(layer, rank, alpha))
@@ -58,6 +66,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, help="a folder that save_pretrained wrote")
     parser.add_argument("--peft", action="store_true", help="adapters of peft")
+    parser.add_argument("--targets", nargs="+", default=TARGETS, help="names of layers to adapt")
     parser.add_argument("--pp", type=int, default=1, help="pipeline stages")
     parser.add_argument("--dp", type=int, default=2, help="replicas: pp x dp is -n of piper run")
     parser.add_argument("--steps", type=int, default=50)
@@ -83,10 +92,11 @@ def make_trainer(chosen: argparse.Namespace) -> piper.Trainer:
     if chosen.peft:
         import peft
 
-        config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj"])
+        config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=list(chosen.targets))
         return piper.from_pretrained(chosen.model or small(), strategy, adapter=config, **given)
     torch.manual_seed(0)  # every process makes the same adapters
-    return piper.Trainer(add_lora(build(chosen.model)), None, strategy, **given)
+    model = add_lora(build(chosen.model), chosen.targets)
+    return piper.Trainer(model, None, strategy, **given)
 
 
 def save_adapters(trainer: piper.Trainer, folder: Path) -> None:

@@ -12,6 +12,8 @@ by-hand    an Order says when: one stage of each device reduces while the other 
 """
 
 import argparse
+from collections.abc import Iterator
+from itertools import islice
 
 import torch
 
@@ -36,16 +38,21 @@ CHOICES = {
 }
 
 
+def batches(replica: int) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(replica)
+    while True:
+        yield torch.randint(0, CONFIG.vocab, (2 * MICROBATCHES, 8), generator=generator)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--choice", default="by-hand", choices=CHOICES)
     options, orders = CHOICES[parser.parse_args().choice]
     strategy = piper.strategies.dualpipev(pp=PP, dp=EP, ep=EP, microbatches=MICROBATCHES, **options)
     torch.manual_seed(0)
-    tokens = torch.randint(0, CONFIG.vocab, (2 * MICROBATCHES, 8))
-    model = Qwen3Moe(CONFIG, 2 * PP)
-    trainer = piper.Trainer(model, moe_loss, [*strategy, *orders], example=(tokens, tokens))
-    for _ in range(3):
+    model, example = Qwen3Moe(CONFIG, 2 * PP), next(batches(0))
+    trainer = piper.Trainer(model, moe_loss, [*strategy, *orders], example=(example, example))
+    for tokens in islice(batches(trainer.replica), 3):
         metrics = trainer.step(tokens, tokens)
         if trainer.rank == 0:
             print(metrics, flush=True)

@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.soak
 def test_the_site_builds(tmp_path: Path) -> None:
-    pytest.importorskip("material", reason='pip install "piper-train[docs]"')
+    pytest.importorskip("material", reason='pip install ".[docs]"')
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
     source = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 
     done = subprocess.run(command, cwd=ROOT, env=source, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
-    assert "Trains a model under a strategy" in (tmp_path / "site/api/index.html").read_text()
+    assert "Trains a model under a strategy" in (tmp_path / "site/api.html").read_text()
     assert (tmp_path / "site/examples/lora.py.txt").is_file()
