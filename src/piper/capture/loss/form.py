@@ -86,10 +86,11 @@ class LossForm:
 def model_form(traced: Traced, own: bool) -> LossForm:
     """The form of the loss that a model computes itself (`own`), as far as its graph shows it.
 
-    Otherwise, what it says of labels in case `function_form` finds no proof.
+    Otherwise, what it says of labels in case `function_form` finds no proof. A graph of one row
+    shows nothing: every size is a multiple of it.
     """
-    rows = traced.inputs.rows
-    found = _of_model(traced, rows) if own and rows else None
+    rows = traced.inputs.rows or 0
+    found = _of_model(traced, rows) if own and rows > 1 else None
     return found or _unproved(traced)
 
 

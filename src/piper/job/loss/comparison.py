@@ -147,6 +147,12 @@ class Comparison:
         return all(bool(one.loss.isfinite().all()) for one in (self.whole, *self.halves))
 
     @property
+    def is_lost_in_parts(self) -> bool:
+        """Whether the loss is a number for the whole only: a part has too few rows for it."""
+        whole, *parts = (bool(one.loss.isfinite().all()) for one in (self.whole, *self.halves))
+        return whole and not any(parts)
+
+    @property
     def tolerance(self) -> float:
         """What rounding in the coarsest type explains, relative to the largest number."""
         return ROUNDING[self.whole.coarsest]

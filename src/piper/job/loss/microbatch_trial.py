@@ -24,6 +24,7 @@ from piper.job.loss.loss_reduction import (
     unknown_lines,
 )
 from piper.job.loss.lost_rows import is_beyond, refuse_lost_rows
+from piper.job.loss.trial_messages import not_finite_alone
 from piper.job.loss.trial_size import TrialSize, trial_size
 from piper.job.loss.whole_batch import WholeBatch
 
@@ -185,7 +186,8 @@ def once(
         if verdict != Verdict():
             return verdict
     if not found.is_finite:
-        return Verdict(untried=NOT_FINITE)
+        lost = found.is_lost_in_parts and not (reduction.form.counts or found.whole.drawn)
+        return Verdict((not_finite_alone(),)) if lost else Verdict(untried=NOT_FINITE)
     if verdict == Verdict() and draw.others:
         return found.judged_statistics(reduction, said)
     return verdict
@@ -234,7 +236,7 @@ def parts_and_whole(
 ) -> tuple[Comparison, Tensor | None] | str:
     """Both microbatches and the whole, in float64 if the model runs in it, and the loss of both
     together. Otherwise, why not."""
-    why, drawing = "", None
+    why, other = "", None
     like = size.cut(one), size.rows, draw.variety, draw.seed, runs.comparisons
     for dtype, pair in ((t, pair) for t in (torch.float64, None) for pair in pairs_like(*like)):
         try:
@@ -250,10 +252,11 @@ def parts_and_whole(
             continue
         if made.is_finite:
             return made, together
-        why, drawing = NOT_FINITE, drawing or ((made, together) if made.whole.drawn else None)
+        tells = made.whole.drawn or made.is_lost_in_parts
+        why, other = NOT_FINITE, other or ((made, together) if tells else None)
     if draw.backward:  # what fails may be only what a derivative needs
         return parts_and_whole(runs, size, one, reduction, replace(draw, backward=False))
-    return drawing or why  # where random numbers differ, it may be finite
+    return other or why  # where random numbers differ, it may be finite
 
 
 def known_shares(

@@ -16,6 +16,15 @@ def gradients_meet(where: str) -> str:
     )
 
 
+def not_finite_alone() -> str:
+    """Such as differences of neighbouring rows, of which one row has none."""
+    return (
+        "on random data, the loss is finite for a whole batch and not for a microbatch, so "
+        "training would fail: it compares rows with each other, or needs more of them; use fewer "
+        "microbatches, or one microbatch and one replica for the loss of the whole batch"
+    )
+
+
 def no_mean_over_rows(where: str) -> str:
     at = f" ({where})" if where else ""
     return (
