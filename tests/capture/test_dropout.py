@@ -105,6 +105,64 @@ def test_dropout_uses_the_documented_masks(inplace: bool) -> None:
             assert torch.equal(step[1][name], parameter.grad), name
 
 
+def blanked(x: Tensor) -> Tensor:
+    x[:, 0] = 0.0
+    return x
+
+
+WRITES = {
+    "relu": lambda x: x.relu_(),
+    "a module": nn.ReLU(inplace=True),
+    "a number": lambda x: x.mul_(2),
+    "a sum": lambda x: x.add_(x.detach()),
+    "an element": blanked,
+    "a view": lambda x: x.view(-1, 4).relu_().view(-1, 8),
+    "a mask": lambda x: x.masked_fill_(x > 1, 1.0),
+}
+
+
+class Writing(Net):
+    """Writes to what a dropout returned, as `nn.Sequential(Dropout(), ReLU(inplace=True))`."""
+
+    def __init__(self, write: str) -> None:
+        super().__init__()
+        self.write = WRITES[write]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.write(self.drop(layer(x), 0.25)) + self.write(self.drop(x, 0.0).clone())
+        return self.write(self.drop(x, 0.5))
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_the_result_of_a_dropout_may_be_written_to(write: str) -> None:
+    batch = torch.randn(4, 8), torch.randn(4, 8)
+    model, plain, numbers = Writing(write), Writing(write), count()
+    captured = capture(model, squared_error, batch)
+
+    def drop(x: Tensor, p: float) -> Tensor:
+        return x * mask(11, 3, next(numbers), *x.shape, p=p) * (1 / (1 - p)) if p else x * 1
+
+    plain.drop = drop
+    plain.load_state_dict(model.state_dict())
+    loss, gradients = Interpreter(captured, state(model), random=(11, 3, 1)).step(batch)[:2]
+
+    wanted = squared_error(plain(batch[0]), batch[1])
+    wanted.backward()
+    assert torch.equal(loss, wanted)
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, msg=name)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_it_may_be_written_to_in_evaluation(p: float) -> None:
+    layers = nn.Linear(8, 8), nn.Dropout(p), nn.ReLU(inplace=True), nn.Linear(8, 1)
+    model = nn.Sequential(*layers).eval()
+    batch = torch.randn(4, 8), torch.randn(4, 1)
+
+    assert_parity(capture(model, squared_error, batch), model, squared_error, batch)
+
+
 def test_regions_with_dropout_read_the_counter() -> None:
     captured = capture(Net(), squared_error, (torch.randn(4, 8), torch.randn(4, 8)))
 

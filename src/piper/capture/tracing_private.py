@@ -249,14 +249,19 @@ def _mark_backward(graph: fx.Graph, forward: Sequence[fx.Node], arguments: int) 
 
 @contextmanager
 def _as_if_exporting() -> Iterator[None]:
-    """Make the model think that it is being exported: libraries then avoid reading values."""
-    flags = torch.compiler
+    """Make the model think that it is being exported: libraries then avoid reading values.
+
+    Unlike in an export, a model may write to the result of a dropout.
+    """
+    flags, freeze = torch.compiler, torch._freeze_functional_tensor
     before = flags._is_compiling_flag, flags._is_exporting_flag
     flags._is_compiling_flag = flags._is_exporting_flag = True
+    torch._freeze_functional_tensor = lambda _: None
     try:
         yield
     finally:
         flags._is_compiling_flag, flags._is_exporting_flag = before
+        torch._freeze_functional_tensor = freeze
 
 
 @contextmanager
