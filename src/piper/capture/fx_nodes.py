@@ -105,6 +105,15 @@ def is_contiguous(tensor: Tensor) -> bool:
     return True
 
 
+def order_of(tensor: Tensor) -> tuple[int, ...] | None:
+    """The dimensions from outermost to innermost, or None if the tensor has gaps."""
+    numbers = [*tensor.shape, *tensor.stride()]
+    if not all(type(number) is int for number in numbers) or is_contiguous(tensor):
+        return None
+    order = tuple(sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d)))
+    return order if is_contiguous(tensor.permute(order)) else None
+
+
 def insert(graph: fx.Graph, like: fx.Node, target: Callable, *args: Any, **kwargs: Any) -> fx.Node:
     """A new node at the insertion point, with the marks and line of `like` and its own value."""
     return insert_with(graph, like.meta, target, *args, **kwargs)

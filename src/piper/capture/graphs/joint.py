@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from piper.capture import refusals, torch_private
-from piper.capture.fx_nodes import is_contiguous, line, storages, value
+from piper.capture.fx_nodes import line, storages, value
 from piper.capture.graphs.backward_state import settled
 from piper.capture.regions.cut import Chunk
 from piper.capture.tracing_private import (
@@ -79,7 +79,6 @@ def differentiate(
     if torch_private.has_effects(module.graph):
         raise refusals.checked_values(line(next(iter(chunk.graph.graph.find_nodes(op="output")))))
     _fold_numbers(module)
-    _lay_out_gradients(module.graph)
     placeholders = module.graph.find_nodes(op="placeholder")
     outputs = list(module.graph.output_node().args[0])
     own, tangents = placeholders[: len(wants)], placeholders[len(wants) :]
@@ -90,22 +89,6 @@ def differentiate(
         results=outputs[: len(given)],
         gradients=_aligned(outputs[len(given) :], wants),
     )
-
-
-def _lay_out_gradients(graph: fx.Graph) -> None:
-    """Change a graph in place: this kernel reads a gradient as if it lay in memory like its input.
-
-    Autograd copies it first if it does not. On tensors without values it may seem to already.
-    """
-    kernel = aten.native_group_norm_backward.default
-    for node in graph.find_nodes(op="call_function", target=kernel):
-        gradient, given = node.args[:2]
-        plain = is_contiguous(value(given))
-        layout = torch.contiguous_format if plain else torch.channels_last
-        with graph.inserting_before(node):
-            copy = graph.call_function(aten.clone.default, (gradient,), {"memory_format": layout})
-        copy.meta = {**gradient.meta, "val": value(gradient).clone(memory_format=layout)}
-        node.replace_input_with(gradient, copy)
 
 
 class _Lifting(fx.Interpreter):

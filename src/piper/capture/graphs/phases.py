@@ -8,7 +8,7 @@ from itertools import compress
 from typing import Any, TypeAlias
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from piper.capture.fx_nodes import (
     closure,
@@ -261,7 +261,8 @@ class _Writer:
 
     def _add(self, target: OpOverload, node: fx.Node, **options: object) -> fx.Node:
         copy = self.graph.call_function(target, (self.copies[node],), dict(options))
-        copy.meta = {"val": value(node)}
+        known = value(node)
+        copy.meta = {"val": target(known, **options) if isinstance(known, Tensor) else known}
         return copy
 
     def _packed(self, node: fx.Node) -> fx.Node:

@@ -15,6 +15,7 @@ import torch
 
 from piper.capture import refusals
 from piper.capture.kernels.codegen import FUNCTIONS, METHODS, release
+from piper.capture.kernels.traced_layout import as_traced
 from piper.capture.torch_private import HigherOrderOperator, OpOverload, argument_types, is_custom
 
 _ARITHMETIC = (
@@ -29,7 +30,7 @@ BY_NAME: dict[str, Callable] = {  # all functions that a graph may call, apart f
         "operator": [getattr(operator, name) for name in _ARITHMETIC],
         "math": vars(math).values(),
         "torch": [*FUNCTIONS.values(), torch.narrow, *_SYMBOLIC],
-        "piper": [release],
+        "piper": [release, as_traced],
         "builtins": [round],
     }.items()
     for found in functions

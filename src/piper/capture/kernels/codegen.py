@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from piper.capture.fx_nodes import is_contiguous, same_layout, value
 from piper.capture.kernels.overwriting import overwrite
+from piper.capture.kernels.traced_layout import lay_out, wanted_strides
 from piper.capture.torch_private import graph_module, is_view
 
 aten = torch.ops.aten
@@ -65,8 +66,10 @@ def quickened(module: fx.GraphModule) -> fx.GraphModule:
     fast.graph.eliminate_dead_code(is_impure_node=lambda node: not is_view(node))
     release_bundles(fast.graph)
     overwrite(fast.graph)
+    wanted = wanted_strides(fast.graph)
     for node in fast.graph.nodes:
         if _may_overwrite(node):
+            wanted.pop(node, None)  # it lies where its first term does
             node.op, node.target = "call_method", OVERWRITES
         elif node.target in FUNCTIONS:
             node.target = FUNCTIONS[node.target]
@@ -74,6 +77,7 @@ def quickened(module: fx.GraphModule) -> fx.GraphModule:
             node.op, node.target = "call_method", METHODS[node.target]
         elif node.target is aten.slice.Tensor:
             _narrow(node)
+    lay_out(fast.graph, wanted)
     fast.recompile()
     return fast
 

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from piper.capture.fx_nodes import insert, is_contiguous, is_symbolic, line, storages, value
+from piper.capture.fx_nodes import (
+    insert,
+    is_contiguous,
+    is_symbolic,
+    line,
+    order_of,
+    storages,
+    value,
+)
 from piper.capture.kernels.random_operators import RANDOM_OPERATORS
 from piper.capture.marks.annotate import Path
 from piper.capture.marks.runs import Piece, Run, find_runs, path_of
@@ -166,12 +174,12 @@ def _needed(results: list[fx.Node], own: set[fx.Node], movable: set[fx.Node]) ->
 
 def _graph(traced: Traced, chunk: Chunk, modes: dict[fx.Node, Mode]) -> fx.GraphModule:
     """The region's graph on contiguous inputs, restored to their traced layout if that matters."""
-    odd = [node for node in chunk.inputs if layouts.order_of(value(node)) is not None]
+    odd = [node for node in chunk.arguments if order_of(value(node)) is not None]
     made = _built(traced, chunk, modes, [])
     if odd:
         with traced.mode:
             given = [_contiguous(value(argument)) for argument in chunk.arguments]
-            if not layouts.holds(made, given):
+            if not layouts.holds(made, given, [value(argument) for argument in chunk.arguments]):
                 return _built(traced, chunk, modes, odd)
     return made
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from piper.capture.fx_nodes import insert, is_contiguous, value
+from piper.capture.fx_nodes import insert, order_of, value
 
 aten = torch.ops.aten
 BY_MEMORY = (
@@ -24,15 +24,6 @@ SENSITIVE = (
     aten.view.default, aten.view.dtype, aten._unsafe_view.default, aten.view_as_complex.default,
     aten.view_as_real.default, aten._reshape_alias.default, *BY_MEMORY,
 )  # fmt: skip
-
-
-def order_of(tensor: Tensor) -> tuple[int, ...] | None:
-    """The dimensions from outermost to innermost, or None if the tensor has gaps."""
-    numbers = [*tensor.shape, *tensor.stride()]
-    if not all(type(number) is int for number in numbers) or is_contiguous(tensor):
-        return None
-    order = tuple(sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d)))
-    return order if is_contiguous(tensor.permute(order)) else None
 
 
 def restored(graph: fx.Graph, node: fx.Node, traced: Tensor) -> fx.Node:
@@ -46,10 +37,10 @@ def restored(graph: fx.Graph, node: fx.Node, traced: Tensor) -> fx.Node:
     return insert(graph, dense, aten.permute.default, dense, back)
 
 
-def holds(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> bool:
-    """Whether the graph computes the same on contiguous arguments as in the trace."""
+def holds(graph: fx.GraphModule, arguments: Sequence[Tensor], traced: Sequence[Tensor]) -> bool:
+    """Whether the graph computes the same on contiguous arguments as on those of the trace."""
     try:
-        Watching(graph).run(*arguments)
+        Watching(graph, traced).run(*arguments)
     except Exception:
         return False
     return True
@@ -58,11 +49,16 @@ def holds(graph: fx.GraphModule, arguments: Sequence[Tensor]) -> bool:
 class Watching(fx.Interpreter):
     """Raises an error if an operation gets another layout than in the trace."""
 
+    def __init__(self, graph: fx.GraphModule, traced: Sequence[Tensor]) -> None:
+        super().__init__(graph)
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        self.traced = dict(zip(placeholders, traced, strict=True))
+
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if n.target in SENSITIVE or n.op == "output":
             for node in n.all_input_nodes:
-                if layout(self.env[node]) != layout(value(node)):
+                if layout(self.env[node]) != layout(self.traced.get(node, value(node))):
                     raise ValueError(f"{node} has another layout")
         return result
 

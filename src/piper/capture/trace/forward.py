@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from piper.capture import refusals, tensor_refusals, torch_private
+from piper.capture.fx_nodes import order_of
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once, same_results
@@ -386,8 +387,13 @@ def _described(leaf: Any) -> Any:
 
 
 def fake(tensor: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:
-    """Contiguous, even if the original is not: kernels get their parameters contiguous."""
-    fake = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=device)
+    """In its layout, unless that has gaps.
+
+    Kernels get it contiguous: regions restore the layout where that matters.
+    """
+    like = tensor if order_of(tensor) else torch.empty(tensor.shape, device="meta")
+    sizes, kind = (tensor.shape, like.stride()), dtype or tensor.dtype
+    fake = torch.empty_strided(*sizes, dtype=kind, device=device)
     return fake.requires_grad_(tensor.requires_grad)
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, fx
 
-from piper.capture.fx_nodes import is_contiguous, line, value
+from piper.capture.fx_nodes import is_contiguous, line, order_of, value
 from piper.capture.graphs.division import refusals
 from piper.capture.graphs.division.calls import Call, Emitter
-from piper.capture.regions.layouts import BY_MEMORY, SENSITIVE, layout, order_of
+from piper.capture.regions.layouts import BY_MEMORY, SENSITIVE, layout
 
 aten = torch.ops.aten
 
