@@ -47,15 +47,22 @@ def conversion_price(
 def flops(node: fx.Node) -> float:
     """Of a whole product, convolution or attention."""
     if packet(node) in PRODUCTS:
-        return 2.0 * prod(shape(node)) * shape(node.all_input_nodes[0])[-1]
+        return 2.0 * prod(shape(node)) * shape(_read(node, 0))[-1]
     if packet(node) is aten.scaled_dot_product_attention:
-        return 4.0 * prod(shape(node)) * shape(node.all_input_nodes[1])[-2]
+        return 4.0 * prod(shape(node)) * shape(_read(node, 1))[-2]
     if packet(node) in DIMENSIONS:
-        read, weight = map(shape, node.all_input_nodes[:2])
+        read, weight = (shape(_read(node, place)) for place in (0, 1))
         return 2.0 * prod(read if packet(node) in TRANSPOSED else shape(node)) * prod(weight[1:])
     if packet(node) is aten.einsum:
         return 2.0 * prod(_sizes(node).values())
     return 0.0
+
+
+def _read(node: fx.Node, place: int) -> fx.Node:
+    """An argument. Some may be the same node: attention of `h` to itself."""
+    found = node.args[place] if place < len(node.args) else list(node.kwargs.values())[place]
+    assert isinstance(found, fx.Node)
+    return found
 
 
 def _sizes(node: fx.Node) -> dict[str, int]:
