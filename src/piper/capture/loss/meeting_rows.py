@@ -49,6 +49,8 @@ def _cause(call: Call) -> fx.Node | None:
         return None
     if (found := _norm_in_use(call)) is not None or not _first(call.node).dim():
         return found
+    if _is_replaced(call):
+        return call.node
     return call.node if works_along_rows(call) else _reduced_beside_rows(call)
 
 
@@ -58,6 +60,20 @@ def _norm_in_use(call: Call) -> fx.Node | None:
         return None
     norms = (one for one in call.node.all_input_nodes if isinstance(call.known[one], Root))
     return next((one for one in norms if value(one).dim() or _first(call.node).dim()), None)
+
+
+def _is_replaced(call: Call) -> bool:
+    """Whether elements of rows become a value of all rows, or all do where it decides: `x.median()`
+    for outliers, `x * 2` if any is NaN. On most data nothing shows it."""
+    if call.name not in ("where", "masked_fill"):
+        return False
+    inputs = call.node.all_input_nodes
+    of_all = any(call.known[one] == MIXED and _is_single(value(one)) for one in inputs)
+    return of_all and any(isinstance(call.known[one], Rows) for one in inputs)
+
+
+def _is_single(found: Any) -> bool:
+    return isinstance(found, Tensor) and not found.dim()
 
 
 def _is_floating(node: fx.Node) -> bool:

@@ -152,6 +152,8 @@ def numbers(seen: Tensor, shape: tuple[int, ...], variety: Variety, generator: G
     found = drawn(seen, shape, generator)
     if variety < Variety.WIDE or not seen.is_floating_point():
         return found
+    if variety == Variety.WIDE:  # a model may ask whether any number of its batch is missing
+        found = torch.where(found.isfinite(), found, torch.zeros_like(found))
     half = (sizes(shape[0] // 2, variety, generator) for _ in range(2))
     each = torch.cat([*half]).view(-1, *[1] * (len(shape) - 1))
     near = torch.isin(each, NEAR)  # means of these rows are far from 0, too

@@ -30,6 +30,7 @@ from piper.job.loss.other_statistics import OtherStatistics
 from piper.job.loss.rows_compared import (
     is_among,
     is_in_another_order,
+    repeats,
     rows_apart,
     where_rows_meet,
 )
@@ -71,9 +72,20 @@ def orders_of(draws: Sequence[Layout], rows: int) -> list[frozenset[tuple[int, .
     return [frozenset(one) for one in (found if sizes else found[:1])]
 
 
-def in_turn(pair: Batch, times: int) -> Batch:
-    """So many microbatches: those of a pair, in turn."""
-    return with_rows(pair, times * ((pair.rows or 0) // 2)) if times != 2 else pair
+def repeated(pair: Batch, times: int) -> Batch:
+    """So many microbatches: the first of a pair again and again, and then the second.
+
+    In turn, they would look the same to code that reads the first rows, or compares distant ones.
+    """
+    if times == 2:
+        return pair
+    often, rows = repeats(times), (pair.rows or 0) // 2
+
+    def each(tensor: Tensor) -> Tensor:
+        halves = zip(tensor.split(rows), often, strict=True)
+        return torch.cat([half for half, count in halves for _ in range(count)])
+
+    return pair.change_rows(each)
 
 
 def shares_of(
@@ -81,15 +93,16 @@ def shares_of(
 ) -> Shares:
     """What the first of a pair and the second count in the loss, each as often as it comes."""
     with computing_in(dtype):  # `mask.sum() + 1e-8` is rounded as in the loss
-        own = reduction.weights(in_turn(pair, times), times)
+        own = reduction.weights(repeated(pair, times), times)
         refuse_weightless(sum(own))
         shares = reduction.shares(own, sum(own))
-    return sum(shares[::2]), sum(shares[1::2])
+    first, _ = repeats(times)
+    return sum(shares[:first]), sum(shares[first:])
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A whole batch of so many microbatches: the two of a pair, in turn."""
+    """A whole batch of so many microbatches like the two of a pair."""
 
     runs: TrialRuns
     pair: Batch
@@ -110,7 +123,7 @@ class Comparison:
         sizes: bool = False,
         draws: MixedNumbers | None = None,
     ) -> Comparison:
-        parts = (in_turn(pair, times), *pair.parts(2))
+        parts = (repeated(pair, times), *pair.parts(2))
         own = [draws and replace(draws, part=part) for part in (None, 0, 1)]
         how = dtype, calls, derived, sizes, None
         given = zip(parts, own, strict=True)
@@ -258,8 +271,8 @@ class Comparison:
     def is_sum(self) -> bool:
         """Whether the loss of the whole is the sum of those of its parts."""
         first, second = (one.loss.double() for one in self.halves)
-        often = self.times // 2
-        return self.same(self.whole.loss, (self.times - often) * first + often * second)
+        once, again = repeats(self.times)
+        return self.same(self.whole.loss, once * first + again * second)
 
     @property
     def is_own_loss(self) -> bool:
@@ -303,8 +316,8 @@ class Comparison:
         for position, (whole, one, other) in enumerate(self.outputs):
             if whole.shape != one.shape or position in sums:
                 continue
-            total = one.double() * (self.times - self.times // 2)
-            total += other.double() * (self.times // 2)
+            first, second = repeats(self.times)
+            total = one.double() * first + other.double() * second
             if self.same(whole, total / self.times):
                 continue
             where = self.line_of(whole)

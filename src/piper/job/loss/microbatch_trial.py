@@ -33,7 +33,7 @@ LOG = logging.getLogger("piper")
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A pair of random microbatches, which a batch has in turn, so many times.
+    """A pair of random microbatches, of which a batch has so many, first those like the first one.
 
     Several, because one may be equal by chance.
 

@@ -38,13 +38,23 @@ def rows_apart(whole: Tensor, half: Tensor, times: int, tolerance: float) -> boo
 def is_in_another_order(
     whole: Tensor, one: Tensor, other: Tensor, times: int, tolerance: float
 ) -> bool:
-    """Whether the rows of both microbatches, in turn, are not those of the whole."""
+    """Whether the rows of both microbatches, as often as they come, are not those of the whole."""
     dim = growing(whole, one, times)
     if dim is None or one.shape != other.shape:
         return False
-    turns = torch.cat([(one, other)[k % 2] for k in range(times)], dim)
-    joined, rows = (plain(t.movedim(dim, 0)) for t in (turns, whole))
+    first, second = repeats(times)
+    every = torch.cat([one] * first + [other] * second, dim)
+    joined, rows = (plain(t.movedim(dim, 0)) for t in (every, whole))
     return not is_among(joined.reshape(1, -1), rows.reshape(1, -1), tolerance)
+
+
+def repeats(times: int) -> tuple[int, int]:
+    """How many of so many microbatches are like the first of a pair, and like the second.
+
+    >>> repeats(2), repeats(5)
+    ((1, 1), (3, 2))
+    """
+    return times - times // 2, times // 2
 
 
 def growing(whole: Tensor, half: Tensor, times: int) -> int | None:
