@@ -182,3 +182,64 @@ def test_what_lies_as_in_the_trace_is_not_copied() -> None:
     given = torch.randn(2, 1, 4)
 
     assert as_traced(given, (4, 99, 1)) is given  # of one row, the stride does not matter
+
+
+def written(found: Tensor) -> Tensor:
+    """Only if `flatten` is a view is `found` written to."""
+    found = found + 0  # a derivative may need what was there
+    found.flatten(1).mul_(2)
+    return found.flatten(1)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return x.view(len(x), 2, 3, -1).contiguous(memory_format=torch.channels_last)
+
+
+EAGER: dict[str, Function] = {
+    **{name: make for name, make in PRODUCERS.items() if name != "as it is"},
+    "logsigmoid": lambda x: functional.logsigmoid(x.mT),
+    "rrelu": lambda x: functional.rrelu(x.mT),
+    "nll": lambda x: functional.nll_loss(
+        x.mT.log_softmax(1), torch.zeros(4, WIDTH).long(), reduction="none"
+    )[..., None],
+    "one hot": lambda x: functional.one_hot((x.mT > 0).long(), 2) * x[..., None],
+    "a roll": lambda x: channels_last(x).roll(1, 2).permute(0, 2, 3, 1),
+    "shuffled": lambda x: functional.channel_shuffle(channels_last(x), 2).permute(0, 2, 3, 1),
+    "binary": lambda x: functional.binary_cross_entropy(
+        x.mT.sigmoid(), torch.full((4, WIDTH, WIDTH), 0.5).double(), reduction="none"
+    ),
+}
+
+
+class Alone(nn.Module):
+    def __init__(self, make: Function, use: Function) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.make, self.use = nn.Linear(WIDTH, WIDTH).double(), make, use
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self.make(self.layer(x)))
+
+
+@pytest.mark.parametrize("use", [written, lambda x: x.view(len(x), -1)], ids=["written", "viewed"])
+@pytest.mark.parametrize("name", EAGER)
+def test_what_is_a_view_in_eager_training_is_one_here(name: str, use: Function) -> None:
+    draw = torch.Generator().manual_seed(1)
+    x, model = torch.randn(4, WIDTH, WIDTH, generator=draw).double(), Alone(EAGER[name], use)
+    try:
+        wanted = model(x)
+    except RuntimeError:  # no view is possible in eager training, either
+        return
+    y = torch.randn(wanted.shape, generator=draw).double()
+    loss = functional.mse_loss(wanted, y)
+    loss.backward()
+
+    found = rehearse(
+        Alone(EAGER[name], use), functional.mse_loss, None, [(x, y)],
+        optimizer=partial(torch.optim.SGD, lr=1.0),
+    )  # fmt: skip
+
+    assert found.losses == pytest.approx([loss.item()], rel=1e-12)
+    moved = model.layer.weight - model.layer.weight.grad
+    torch.testing.assert_close(found.parameters["layer.weight"], moved.detach())

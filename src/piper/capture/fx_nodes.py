@@ -111,7 +111,12 @@ def order_of(tensor: Tensor) -> tuple[int, ...] | None:
     if not all(type(number) is int for number in numbers) or is_contiguous(tensor):
         return None
     order = tuple(sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d)))
-    return order if is_contiguous(tensor.permute(order)) else None
+    step = 1
+    for dim in reversed(order):
+        if tensor.shape[dim] != 1 and tensor.stride(dim) != step:
+            return None
+        step *= tensor.shape[dim]
+    return order
 
 
 def insert(graph: fx.Graph, like: fx.Node, target: Callable, *args: Any, **kwargs: Any) -> fx.Node:

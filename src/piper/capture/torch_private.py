@@ -32,7 +32,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [  # re-exported
     "FunctionalTensor", "HigherOrderOperator", "OpOverload", "TorchDispatchMode", "is_lazy",
@@ -55,6 +55,7 @@ VALUE_WANTED = (
     PendingUnbackedSymbolNotFound,
 )
 
+outside_of_traces = _disable_current_modes
 FOREIGN_WRITE = "mutating a non-functional tensor"  # in the text of a RuntimeError
 TRACED = FakeTensor, FunctionalTensor  # classes of tensors without values
 FROM_ANOTHER_TRACE = "FunctionalTensor on its own"  # in an error

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,6 +31,7 @@ from torch.fx.experimental.proxy_tensor import (
 )
 
 from piper.capture import autograd_refusals, complex_writes
+from piper.capture.device_layouts import as_in_eager
 from piper.capture.fx_nodes import values_described_once
 from piper.capture.hidden_writes import Families
 from piper.capture.source_lines import current_line
@@ -111,7 +113,8 @@ def _hidden_writes_refused() -> Iterator[None]:
         written = written_by(func, args, kwargs or {}) if isinstance(func, OpOverload) else []
         if families.are_passed_by(written):
             raise autograd_refusals.hidden_write(current_line())
-        since, found = families.count, original(self, func, types, args, kwargs)
+        since, call = families.count, partial(original, self, types=types)
+        found = as_in_eager(func, args, kwargs or {}, call)
         if torch.is_grad_enabled():
             families.written(written)
         families.computed(func, args, found, since)

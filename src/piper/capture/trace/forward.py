@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from piper.capture import refusals, tensor_refusals, torch_private
-from piper.capture.fx_nodes import order_of
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once, same_results
@@ -23,6 +22,7 @@ from piper.capture.python_state.tensor_attributes import attributes_lent
 from piper.capture.source_lines import line_of
 from piper.capture.trace import float8, model_copy, side_effects
 from piper.capture.trace.arguments.call_arguments import own_loss, split
+from piper.capture.trace.arguments.fakes import fake, fake_input
 from piper.capture.trace.arguments.inputs import Inputs, inputs_of
 from piper.capture.trace.arguments.layouts import listen
 from piper.capture.trace.arguments.loss_call import called
@@ -384,21 +384,6 @@ def scalar_loss(output: Any, loss_fn: Loss | None, arguments: tuple[Any, ...]) -
 
 def _described(leaf: Any) -> Any:
     return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
-
-
-def fake(tensor: Tensor, device: str, dtype: torch.dtype | None = None) -> Tensor:
-    """In its layout, unless that has gaps.
-
-    Kernels get it contiguous: regions restore the layout where that matters.
-    """
-    like = tensor if order_of(tensor) else torch.empty(tensor.shape, device="meta")
-    sizes, kind = (tensor.shape, like.stride()), dtype or tensor.dtype
-    fake = torch.empty_strided(*sizes, dtype=kind, device=device)
-    return fake.requires_grad_(tensor.requires_grad)
-
-
-def fake_input(spec: TensorSpec, device: str) -> Tensor:
-    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
 
 
 def _refuse_updated_parameters(names: list[str]) -> None:

@@ -12,8 +12,8 @@ from piper.capture import tracing_private
 from piper.capture.marks.annotate import recorded_names, recording
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.torch_private import fake_errors_unlogged, new_fake_mode, pytree
+from piper.capture.trace.arguments.fakes import fake
 from piper.capture.trace.decisions.random_decisions import RandomDecisions
-from piper.capture.trace.forward import fake
 from piper.capture.trace.model_copy import throw_away
 from piper.capture.trace.replaced.calls import ReplacedCalls
 from piper.capture.trace.replaced.numbers import numbers_as_text, numbers_of_python

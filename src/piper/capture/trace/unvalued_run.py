@@ -7,9 +7,10 @@ from torch import nn
 
 from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state.snapshot import Snapshot
+from piper.capture.trace.arguments.fakes import fake_input
 from piper.capture.trace.arguments.inputs import Inputs
 from piper.capture.trace.decisions.random_decisions import RandomDecisions
-from piper.capture.trace.forward import Attempt, Loss, fake_input, model_output, scalar_loss
+from piper.capture.trace.forward import Attempt, Loss, model_output, scalar_loss
 from piper.capture.trace.recorded_calls import RecordedCall, RecordedCalls
 from piper.capture.trace.tracing import tracing
 

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from piper.capture.reduced_rows import OtherValues, Place, Reductions, reductions
+from piper.capture.trace.trials.reduced_rows import OtherValues, Place, Reductions, reductions
 from piper.capture.trace.trials.trial_run import Trial, TrialRuns
 from piper.job.batch.batch import Batch
 from piper.job.loss.rows_compared import growing, is_among, plain

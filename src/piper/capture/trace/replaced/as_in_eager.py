@@ -73,6 +73,11 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return input.copy_(found) if inplace else found
 
 
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """On tensors without values, it compares, and the result lies in memory as they do."""
+    return torch.nn.functional.one_hot(tensor, num_classes).contiguous()
+
+
 class WatchedNode:
     """A node of autograd's graph, which may be looked at. A trace would not call its hooks."""
 
@@ -106,6 +111,7 @@ _INSTEAD: dict[Any, Callable[..., Any]] = {
     Tensor.requires_grad.__set__: _set_requires_grad,
     Tensor.requires_grad_: _set_requires_grad,
     Tensor.__deepcopy__: _deepcopy,
+    torch.nn.functional.one_hot: _one_hot,
     Tensor.register_hook: _hook,
     Tensor.register_post_accumulate_grad_hook: _hook,
     Tensor.retain_grad: lambda *_: None,  # nothing reads it in a step

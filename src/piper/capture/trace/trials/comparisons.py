@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from piper.capture.reduced_rows import tensors
 from piper.capture.torch_private import named_arguments
+from piper.capture.trace.trials.reduced_rows import tensors
 
 COMPARED = frozenset({
     "eq", "ne", "lt", "le", "gt", "ge", "isin", "clamp", "clamp_min", "clamp_max", "threshold",

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from piper.capture.python_state.loss_state import Loss
-from piper.capture.reduced_rows import CallSizes, OtherValues, tensors
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
     TorchDispatchMode,
@@ -26,6 +25,7 @@ from piper.capture.torch_private import (
 from piper.capture.trace.arguments.call_arguments import flatten, own_loss, split
 from piper.capture.trace.model_copy import run_with
 from piper.capture.trace.trials.comparisons import Comparisons
+from piper.capture.trace.trials.reduced_rows import CallSizes, OtherValues, tensors
 from piper.capture.trace.trials.trial_copy import TrialCopy
 from piper.capture.trace.trials.trial_draws import DRAWS, Drawn, Numbers, SameNumbers
 
