@@ -32,9 +32,8 @@ Dispatch = Callable[..., Any]  # an operator of the trace
 CONTIGUOUS = {"memory_format": torch.contiguous_format}
 
 
-def as_in_eager(func: Any, args: Any, kwargs: Any, dispatch: Dispatch) -> Any:
-    """What an operator returns in a trace, copied to the order of a real result."""
-    found = dispatch(func=func, args=args, kwargs=kwargs)
+def as_in_eager(func: Any, args: Any, kwargs: Any, found: Any, dispatch: Dispatch) -> Any:
+    """What an operator returned in a trace, copied to the order of a real result."""
     if func not in UNSURE or not isinstance(found, Tensor) or found.dim() < 2:
         return found
     given = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]

@@ -114,7 +114,8 @@ def _hidden_writes_refused() -> Iterator[None]:
         if families.are_passed_by(written):
             raise autograd_refusals.hidden_write(current_line())
         since, call = families.count, partial(original, self, types=types)
-        found = as_in_eager(func, args, kwargs or {}, call)
+        found = call(func=func, args=args, kwargs=kwargs)  # from here: its caller's line counts
+        found = as_in_eager(func, args, kwargs or {}, found, call)
         if torch.is_grad_enabled():
             families.written(written)
         families.computed(func, args, found, since)

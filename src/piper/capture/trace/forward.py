@@ -21,7 +21,7 @@ from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.python_state.tensor_attributes import attributes_lent
 from piper.capture.source_lines import line_of
 from piper.capture.trace import float8, model_copy, side_effects
-from piper.capture.trace.arguments.call_arguments import own_loss, split
+from piper.capture.trace.arguments.call_arguments import flatten, own_loss, split
 from piper.capture.trace.arguments.fakes import fake, fake_input
 from piper.capture.trace.arguments.inputs import Inputs, inputs_of
 from piper.capture.trace.arguments.layouts import listen
@@ -366,7 +366,7 @@ def model_output(
     output = run_with(view, own, *split(given))
     state.update(own)  # with what the model has assigned
     output = output if dtype is None or loss_fn is None else in_type(output, dtype)
-    leaves, spec = torch_private.pytree.tree_flatten(output)
+    leaves, spec = flatten(output)
     seen.append(([_described(leaf) for leaf in leaves], spec))
     return output
 

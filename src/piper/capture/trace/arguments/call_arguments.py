@@ -1,6 +1,8 @@
 """The arguments of a model as one tuple, and the loss in what it returns."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -59,14 +61,40 @@ def own_loss(output: Any) -> Any:
 
 
 def flatten(arguments: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    """Leaves and nesting, also of mappings that PyTorch does not know, such as BatchEncoding."""
+    """Leaves and nesting, also of mappings that PyTorch does not know, such as BatchEncoding, and
+    of dataclasses."""
     leaves, spec = pytree.tree_flatten(arguments)
     unknown = {type(leaf) for leaf in leaves if isinstance(leaf, Mapping)}
-    if not unknown:
+    plain = {type(leaf) for leaf in leaves if _is_plain_dataclass(leaf)} - unknown
+    if not unknown | plain:
         return leaves, spec
     for kind in unknown:
         pytree.register_pytree_node(kind, _entries, _maker(kind))
+    for kind in plain:
+        pytree.register_pytree_node(kind, _fields, partial(_dataclass, kind))
     return flatten(arguments)
+
+
+def _is_plain_dataclass(leaf: Any) -> bool:
+    """With tensors in its fields, and no other attributes."""
+    if not is_dataclass(leaf) or isinstance(leaf, type | Tensor):
+        return False
+    values, names = _fields(leaf)
+    alone = set(getattr(leaf, "__dict__", names)) == set(names)
+    return alone and any(isinstance(one, Tensor) for one in flatten(values)[0])
+
+
+def _fields(found: Any) -> tuple[list[Any], tuple[str, ...]]:
+    names = tuple(one.name for one in fields(found))
+    return [getattr(found, name) for name in names], names
+
+
+def _dataclass(kind: type, values: Iterable[Any], names: tuple[str, ...]) -> Any:
+    """Frozen ones, too, and without what `__post_init__` would do again."""
+    made = object.__new__(kind)
+    for name, one in zip(names, values, strict=True):
+        object.__setattr__(made, name, one)
+    return made
 
 
 def _entries(mapping: Mapping[str, Any]) -> tuple[list[Any], list[str]]:
