@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from trained_as_plain import assert_trains_as_plain
 
 from piper import Place, Split, Strategy, rehearse, where
@@ -43,7 +44,7 @@ OF_ROWS: dict[str, Loss] = {
     "by the size": lambda o, y: (o - y).square().sum() / o.numel(),
     "a mask": lambda o, y: ((o - y).abs() * (y > 0)).sum() / (y > 0).sum().clamp(min=1),
     "deviations of features": lambda o, y: (o - y).std(1).mean(),
-    "tokens": lambda o, y: nn.functional.cross_entropy(o.view(-1, 3), y.argmax(1).view(-1)),
+    "tokens": lambda o, y: functional.cross_entropy(o.view(-1, 3), y.argmax(1).view(-1)),
 }
 
 
@@ -109,3 +110,28 @@ def test_means_and_sums_of_each_row_are_seen(name: str) -> None:
     assert_trains_as_plain(
         lambda: Own(OF_ROWS[name]), EACH, [batch(seed) for seed in range(3)], SGD
     )
+
+
+class OtherwiseForOne(nn.Module):
+    """Models of transformers leave masks out where a batch has one row."""
+
+    def __init__(self, weigh: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3).double()
+        self.register_buffer("weights", torch.tensor([1.0, 2.0, 3.0]).double() if weigh else None)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        out = self.layer(x) if len(x) == 1 else self.layer(x) * torch.ones_like(x[..., :1])
+        labels = functional.pad(y, (0, 1), value=-100)[:, 1:]  # the next token
+        return functional.cross_entropy(out.flatten(0, 1), labels.flatten(), weight=self.weights)
+
+
+@pytest.mark.parametrize("weigh", [False, True])
+def test_labels_count_in_models_that_do_something_else_for_one_row(weigh: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, 5, 4, generator=draw).double()
+    y = torch.randint(3, (ROWS, 5), generator=draw)
+    y = y.masked_fill(torch.rand(ROWS, 5, generator=draw) < 0.3, -100)
+
+    assert_trains_as_plain(lambda: OtherwiseForOne(weigh), EACH, [(x, y)] * 3, SGD)

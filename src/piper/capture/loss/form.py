@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -40,6 +41,7 @@ from piper.capture.trace.forward import Traced, own_loss_graph
 from piper.capture.trace.replaced.calls import IN_PROOFS, ReplacedCalls
 from piper.capture.trace.replaced.numbers import numbers_as_text
 
+TracedLoss = tuple[fx.GraphModule, dict[str, fx.Node]]  # of a model, and its buffers there
 LOSSES = ("cross_entropy_loss", "nll_loss_nd", "nll_loss")
 
 
@@ -109,10 +111,10 @@ def own_form(
     with suppress(Exception), torch_private.fake_errors_unlogged(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they have been seen when the model was traced
         rows = inputs.rows or 0
-        sizes = (inputs, inputs.with_rows(2 * rows)) if rows else ()
-        found = _of_two(
-            [own_loss_graph(model, one, device, precision) for one in sizes], model, inputs
-        )
+        traced = partial(own_loss_graph, model, device=device, precision=precision)
+        found = _of_sizes(traced, model, inputs, rows) if rows else None
+        if rows == 1 and found is None and (of_two := _of_sizes(traced, model, inputs, 2)):
+            found = _same_of_one(of_two, traced(inputs), model, inputs)
     return _with_decision(found, otherwise)
 
 
@@ -256,9 +258,7 @@ def _of_model(traced: Traced, rows: int) -> LossForm | None:
     return _form(traced.root, traced.batch, known[traced.results[0]])
 
 
-def _of_two(
-    traced: Sequence[tuple[fx.GraphModule, dict[str, fx.Node]]], model: nn.Module, inputs: Inputs
-) -> LossForm | None:
+def _of_two(traced: Sequence[TracedLoss], model: nn.Module, inputs: Inputs) -> LossForm | None:
     """Buffers that no forward updates are constants of what a loss divides by: class weights."""
     ((one, _), (two, _)), rows = traced, inputs.rows or 0
     for root, buffers in traced:
@@ -269,10 +269,40 @@ def _of_two(
     batch = one.graph.find_nodes(op="placeholder")[-len(inputs.tensors) :]
     given = growing_rows(batch, twins)
     known = followed(one.graph, given, frozenset(batch), rows, twins, model=True)
-    node = one.graph.output_node().args[0][0]
-    loss = known[node]
-    found = _form(one, batch, loss)
-    return replace(found, held=tuple(held_by(loss))) if found else _undecided(known, node, batch)
+    loss = one.graph.output_node().args[0][0]
+    return _of_loss(one, batch, known) or _undecided(known, loss, batch)
+
+
+def _of_sizes(
+    traced: Callable[[Inputs], TracedLoss], model: nn.Module, inputs: Inputs, rows: int
+) -> LossForm | None:
+    """From graphs of so many rows and of twice as many."""
+    given = inputs.with_rows(rows)
+    return _of_two([traced(given), traced(inputs.with_rows(2 * rows))], model, given)
+
+
+def _same_of_one(
+    proved: LossForm, traced: TracedLoss, model: nn.Module, inputs: Inputs
+) -> LossForm | None:
+    """For one row, for which models may do something else: they expand it, or leave a mask out.
+
+    Alone, its graph proves nothing, since every size is a multiple of one.
+    """
+    root, buffers = traced
+    hold_buffers(root, buffers, model)
+    batch = root.graph.find_nodes(op="placeholder")[-len(inputs.tensors) :]
+    given = {node: FIXED if k in inputs.whole else Rows(0) for k, node in enumerate(batch)}
+    known = followed(root.graph, given, frozenset(batch), 1, model=True)
+    found = _of_loss(root, batch, known)
+    return found if found is not None and found.shape == proved.shape else None
+
+
+def _of_loss(
+    root: fx.GraphModule, batch: Sequence[fx.Node], known: Mapping[fx.Node, Known]
+) -> LossForm | None:
+    loss = known[root.graph.output_node().args[0][0]]
+    found = _form(root, batch, loss)
+    return None if found is None else replace(found, held=tuple(held_by(loss)))
 
 
 def _undecided(known: Mapping[fx.Node, Known], loss: fx.Node, batch: Sequence[fx.Node]) -> LossForm:

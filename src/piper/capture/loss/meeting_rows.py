@@ -3,6 +3,7 @@
 A loop that accumulates gradients does the same. Plain training on the whole batch does not.
 """
 
+import math
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -64,12 +65,25 @@ def _norm_in_use(call: Call) -> fx.Node | None:
 
 def _is_replaced(call: Call) -> bool:
     """Whether elements of rows become a value of all rows, or all do where it decides: `x.median()`
-    for outliers, `x * 2` if any is NaN. On most data nothing shows it."""
+    for outliers, `x * 2` if any is NaN. On most data nothing shows it.
+
+    What decides by other values, such as whether there is padding, is left to trials: the results
+    may well be equal.
+    """
     if call.name not in ("where", "masked_fill"):
         return False
     inputs = call.node.all_input_nodes
-    of_all = any(call.known[one] == MIXED and _is_single(value(one)) for one in inputs)
-    return of_all and any(isinstance(call.known[one], Rows) for one in inputs)
+    deciding = [call.given["condition" if call.name == "where" else "mask"]]
+    of_all = [one for one in inputs if call.known[one] == MIXED and _is_single(value(one))]
+    seen = all(_is_common(one) for one in closure(of_all, stop=())) and of_all == deciding
+    return bool(of_all) and not seen and any(isinstance(call.known[one], Rows) for one in inputs)
+
+
+def _is_common(node: fx.Node) -> bool:
+    """Not a question after NaN or infinity, which random data do not have."""
+    asks = base_name(node) in ("isnan", "isinf", "isfinite", "isposinf", "isneginf")
+    itself = base_name(node) in ("eq", "ne") and node.args[0] is node.args[1]
+    return not asks and not itself and math.inf not in node.args and -math.inf not in node.args
 
 
 def _is_single(found: Any) -> bool:

@@ -82,6 +82,9 @@ def _held(node: fx.Node) -> Any:
     return found
 
 
+COUNTED = {"piper.grouped_mm"}  # rows, and how many each expert gets, which all rows decide
+
+
 def _result(call: Call, lenient: bool, guessed: set[fx.Node]) -> Known:
     node = call.node
     inputs = [call.known[one] for one in node.all_input_nodes]
@@ -91,7 +94,7 @@ def _result(call: Call, lenient: bool, guessed: set[fx.Node]) -> Known:
         return inputs[0]
     if not isinstance(node.target, OpOverload):
         return FIXED if all(one == FIXED for one in inputs) else MIXED
-    if MIXED in inputs:
+    if MIXED in inputs and not (lenient and call.name in COUNTED):
         return MIXED
     if any(isinstance(one, Inner) for one in inputs):
         found = in_groups(call)

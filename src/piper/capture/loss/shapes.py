@@ -283,6 +283,12 @@ def from_the_left(call: Call) -> Known:
     return call.checked(known) if known.dim < len(shape(call.given[name])) - worked else MIXED
 
 
+@rule("piper.grouped_mm")
+def by_experts(call: Call) -> Known:
+    """Each row times the matrix of its expert. The counts say only where those of one begin."""
+    return call.of("rows") if call.of("weight") == FIXED else MIXED
+
+
 def sums_over_rows(call: Call) -> bool:
     """A product of matrices that adds up over the rows of both, as in `x.T @ x`."""
     if call.name not in ("mm", "matmul", "bmm", "dot", "vdot") or len(call.tensors) != 2:

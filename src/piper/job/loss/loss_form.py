@@ -17,9 +17,10 @@ from piper.capture.trace.arguments.inputs import inputs_of
 def is_settled(form: LossForm, said: bool) -> bool:
     """Whether what the graph of a model shows of its own loss is enough.
 
-    A sum may be divided by a number that is made from that of the rows.
+    A sum may be divided by a number that is made from that of the rows. A graph of one row shows
+    nothing, though its user says what the loss is.
     """
-    return said or form.kind == "mean"
+    return form.kind == "mean" or (said and form.kind is not None)
 
 
 def loss_form(
