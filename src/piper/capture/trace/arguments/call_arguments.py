@@ -91,7 +91,7 @@ def _fields(found: Any) -> tuple[list[Any], tuple[str, ...]]:
 
 def _dataclass(kind: type, values: Iterable[Any], names: tuple[str, ...]) -> Any:
     """Frozen ones, too, and without what `__post_init__` would do again."""
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     for name, one in zip(names, values, strict=True):
         object.__setattr__(made, name, one)
     return made
