@@ -130,6 +130,7 @@ class Trainer(Closing, OtherAttributes):
         taken = consistency.digests(model)  # of the values that were copied
         self._writes, self._stale = ModelWrites(model, taken), StaleModel(model, taken, loss_fn)
         self._slow, self._log = Stragglers(self.rank, job.device), metric_log(logs, self.rank)
+        self._close_at_exit(self._log)
 
     @property
     def _job(self) -> Job:
@@ -337,10 +338,9 @@ class Trainer(Closing, OtherAttributes):
 
     def close(self) -> None:
         """Release the communicators, as the end of a `with` does. Another Trainer may follow."""
-        self._recording.finish()
-        self._in_flight.finish()
-        self._log.close()
-        self._stale.close()
+        ends = self._recording.finish, self._in_flight.finish, self._log.close, self._stale.close
+        for end in ends:
+            end()
         try:
             self._checkpoints.close()
         finally:

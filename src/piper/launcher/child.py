@@ -85,10 +85,21 @@ def indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
+def finish(report: Path) -> int:
+    """Finish steps in flight and saves that are being written: `os._exit` does not. It may fail."""
+    failed: list[BaseException] = []
+    sys.unraisablehook = lambda found: failed.append(found.exc_value or SystemError())
+    atexit._run_exitfuncs()
+    for error in failed[:1]:
+        tell(report, indent(str(error) if isinstance(error, PiperError) else shortened(error)))
+    return 1 if failed else 0
+
+
 if __name__ == "__main__":
-    code = main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
-    if code == 0 or FILE in os.environ:  # finish steps in flight, or write an incomplete trace
-        atexit._run_exitfuncs()  # os._exit does not run them
+    report = Path(sys.argv[1])
+    code = main(report, int(sys.argv[2]), sys.argv[3], sys.argv[4:])
+    if code == 0 or FILE in os.environ:  # also an incomplete trace
+        code = finish(report) or code
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # not sys.exit: torch.distributed's threads may still wait for lost peers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import weakref
@@ -71,6 +72,7 @@ class Checkpoints:
         else:
             state.origin = None
             self.thread = threading.Thread(target=self.attempt, args=(writing,))
+            atexit.register(self.finish)  # the script may end before
             self.thread.start()
 
     def attempt(self, writing: Callable[[], None]) -> None:
@@ -131,6 +133,7 @@ class Checkpoints:
         if self.thread is not None:
             self.thread.join()
             self.thread = None
+            atexit.unregister(self.finish)
         if self.errors:
             raise self.errors.pop()
 
