@@ -101,6 +101,17 @@ def nearest(name: str, known: Sequence[str]) -> list[str]:
     return sorted(one for one, ratio in zip(found, alike, strict=True) if ratio == alike[0])
 
 
+def did_you_mean(names: Sequence[str]) -> str:
+    """The end of a fix.
+
+    >>> did_you_mean(["zb-h1", "zbv"]), did_you_mean([])
+    ('; did you mean zb-h1 or zbv?', '')
+    """
+    *first, last = names or [""]
+    either = f"{', '.join(first)} or {last}" if first else last
+    return f"; did you mean {either}?" if names else ""
+
+
 def wrong_call(
     name: str, call: Signature, args: Sequence[object], given: Mapping[str, object]
 ) -> Problem | None:
@@ -137,6 +148,7 @@ class PiperError(Exception):
     """Base of every error Piper raises on purpose."""
 
     place = ""  # the line of a script, below the message, once a command knows it
+    exit_code = 1  # of a command: 2 if what was typed is wrong, and no script or file
 
 
 class NotSupported(PiperError):

@@ -27,7 +27,7 @@ def test_a_slow_command_says_so_and_what_follows(
     monkeypatch.setattr(progress, "PATIENCE", 0.01)
     before = LOG.level, list(LOG.handlers)
 
-    with told_if_slow("train.py: to compile"):
+    with told_if_slow("train.py: compiling"):
         until = time.monotonic() + 10
         while LOG.handlers == before[1] and time.monotonic() < until:
             time.sleep(0.01)
@@ -35,7 +35,7 @@ def test_a_slow_command_says_so_and_what_follows(
         logging.getLogger("piper").info("captured 1 region")
 
     assert capsys.readouterr().err.splitlines() == [
-        "piper: train.py: to compile takes longer than 0 seconds",
+        "piper: train.py: compiling is taking more than 0 seconds",
         "piper: captured 1 region",
     ]
     assert (LOG.level, LOG.handlers) == before

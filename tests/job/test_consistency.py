@@ -86,7 +86,8 @@ def test_shards_are_no_replicas(tmp_path: Path) -> None:
 def test_what_all_must_call_is_not_called_by_one(call: str, tmp_path: Path) -> None:
     message = (
         f"trainer: process 1 is in trainer.step(...), process 0 in {call}(...)\n"
-        "  fix: let every process call both, in the same order: no `if trainer.rank == 0:` around"
+        "  fix: let every process call both, in the same order: no `if trainer.rank == 0:` around "
+        "them"
     )
 
     assert run_on(2, call_alone, call, str(tmp_path / "run")) == [message] * 2

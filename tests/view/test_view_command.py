@@ -119,10 +119,12 @@ def test_what_follows_a_script_goes_to_it(tmp_path: Path) -> None:
 def test_a_second_file_that_is_not_there_is_not_passed_over(tmp_path: Path) -> None:
     save_view(tmp_path / "run.json", pipeline())
 
-    with pytest.raises(StrategyError) as refused:
-        call(tmp_path / "run.json", "runn.json")
+    near = tmp_path / "runn.json"
+    found = CliRunner().invoke(app, ["view", str(tmp_path / "run.json"), str(near)])
 
-    assert "`runn.json` is not a file to compare it with" in str(refused.value)
+    said = "".join(found.output.replace("│", " ").split())
+    assert found.exit_code == 2
+    assert f"file'{near}'doesnotexist.Didyoumean{tmp_path}/run.json?" in said
 
 
 @pytest.mark.parametrize(

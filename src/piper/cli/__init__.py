@@ -59,13 +59,13 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 def main() -> None:
-    """Exit code 1 for the user's mistake, 2 for wrong usage."""
+    """Exit code 1 for a mistake in a script or a file, 2 for wrong usage."""
     wanted = [name for name in COMMANDS if [name] == sys.argv[1:2]]
     try:
         app_of(wanted or COMMANDS)()
     except PiperError as error:
         print(f"piper: {error}{error.place}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from piper.cli.help import Command
+from piper.cli.usage import usage
 from piper.errors import StrategyError
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # to the script
@@ -58,7 +59,7 @@ class PassesOn(Command):
         rest = super().parse_args(ctx, args)
         target = ctx.params.get("script") or ctx.params.get("target")
         script = Path(target) if target else None  # some versions of typer still have a text here
-        own = words[: words.index("--")] if "--" in words else words
+        own = before_dashes(ctx)
         refuse_misspelled([word for word in ctx.args if word in own], known, script)
         return rest
 
@@ -70,6 +71,12 @@ class PassesOn(Command):
 
 def add_command(app: typer.Typer, name: str, command: Callable[..., None]) -> None:
     app.command(name, cls=PassesOn, context_settings=PASS_ON)(command)
+
+
+def before_dashes(ctx: Any) -> list[str]:
+    """The words before `--`. Those behind it are the script's, whatever they look like."""
+    words: list[str] = ctx.meta[__name__]
+    return words[: words.index("--")] if "--" in words else words
 
 
 def options_of(command: Any) -> list[str]:
@@ -140,6 +147,7 @@ def mentions(script: Path, option: str) -> bool:
     return re.search(rf"['\"]{re.escape(option)}['\"]", text) is not None
 
 
+@usage()
 def refuse_arguments(target: Path, passed: Sequence[str]) -> None:
     """A strategy or a schedule in a file has no arguments."""
     if passed:

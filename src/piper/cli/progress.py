@@ -20,7 +20,7 @@ def told_if_slow(what: str) -> Iterator[None]:
     def begin() -> None:
         LOG.addHandler(handler)
         LOG.setLevel(logging.INFO)
-        LOG.info("%s takes longer than %.0f seconds", what, PATIENCE)
+        LOG.info("%s is taking more than %.0f seconds", what, PATIENCE)
 
     timer = Timer(PATIENCE, begin)
     timer.daemon = True

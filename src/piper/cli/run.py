@@ -12,6 +12,7 @@ import typer
 from piper.cli.files import is_file
 from piper.cli.passed_on import add_command
 from piper.cli.target import Script
+from piper.cli.usage import usage
 from piper.errors import InputError
 from piper.launcher.child import QUIET
 from piper.launcher.local import run_local
@@ -74,10 +75,9 @@ def run(
 
     Example: piper run train.py -n 4 --trace run.json
     """
-    start = launcher(on, share_gpu)
-    window = None
-    if trace is not None:
-        window = Window(trace, *steps_of(trace_steps, "--trace-steps"), profile=trace_profile)
+    with usage():
+        start = launcher(on, share_gpu)
+        window = window_of(trace, trace_steps, trace_profile)
     more = settings(save_on_signal, quiet)
     sharing: AbstractContextManager[Mapping[str, str]]
     sharing = shared_gpu(processes) if share_gpu else nullcontext({})
@@ -89,6 +89,12 @@ def run(
 
         traced.code = with_restarts(begin, processes, restarts, least)
     raise typer.Exit(traced.code)
+
+
+def window_of(file: Path | None, steps: str, profile: bool) -> Window | None:
+    if file is None:
+        return None
+    return Window(file, *steps_of(steps, "--trace-steps"), profile)
 
 
 def settings(save_on_signal: Path | None, quiet: bool) -> dict[str, str]:

@@ -19,6 +19,7 @@ from piper.cli.simulate import (
 )
 from piper.cli.target import Target, strategy_of
 from piper.cli.terminal import Devices, Steps, show_lines, show_rows, show_text, window_of
+from piper.cli.usage import usage
 from piper.directives import Directive, Order, Strategy, apply
 from piper.directives.remat import policies_of
 from piper.errors import InputError, StrategyError
@@ -188,6 +189,7 @@ def simulated_lines(compiled: Compiled, machine: SimulatedMachine) -> str:
     return f"{idle}\n{waits_text(found)}".rstrip()
 
 
+@usage()
 def device_of(found: Inspected, device: int) -> int:
     count = len(found.compiled.roles.of)
     if not 0 <= device < count:
@@ -196,6 +198,7 @@ def device_of(found: Inspected, device: int) -> int:
     return device
 
 
+@usage()
 def whole_number(option: str, number: int) -> int:
     if number < 0:
         raise InputError.of(option, f"{number} directives", "write a number from 0 on")

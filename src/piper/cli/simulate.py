@@ -17,17 +17,17 @@ from piper.cli.passed_on import add_command
 from piper.cli.sweep import settings_of, sweep
 from piper.cli.target import Script, inspect
 from piper.cli.terminal import show_text, window_of
+from piper.cli.usage import named_device, refuse_one_step, refuse_plot, refuse_two_costs, usage
 from piper.costs import Costs
 from piper.costs.device_lists import devices_by_name
 from piper.costs.devices import (
     DeviceKind,
     costs_of_device,
-    device_kind,
     dtype_of,
     of_each_device,
 )
 from piper.costs.links import NETWORKS, Network
-from piper.errors import Problem, StrategyError
+from piper.errors import StrategyError, did_you_mean, nearest
 from piper.ir.model import Model
 from piper.job.compile.pricing import JobCosts, device_costs, predict, price
 from piper.names import Device, amount
@@ -251,12 +251,6 @@ def measure(target: Path, arguments: Sequence[str], into: Path, network: str | N
     return network or kind_of(found.job.device)
 
 
-def refuse_two_costs(device: str | None, costs: str | None) -> None:
-    if device is not None or costs is not None:
-        problem = Problem("--profile measures this machine", "leave out --device and --costs")
-        raise StrategyError("simulate", problem)
-
-
 def machine_of(
     device: str | None,
     costs: str | None,
@@ -268,8 +262,9 @@ def machine_of(
     measured = tuple(measured_costs(costs)) if costs else ()
     if device == CPU:
         measured = measured or ((Costs(), ()),)
-    named = devices_by_name(device) if device not in (None, CPU) else {}
-    kinds = tuple((device_kind(name), devices) for name, devices in named.items())
+    with usage():
+        named = devices_by_name(device) if device not in (None, CPU) else {}
+    kinds = tuple((named_device(name), devices) for name, devices in named.items())
     name = network or slowest_network(list(named))
     between = chosen_network(name, per_node)
     alone = measured[0][0] if len(measured) == 1 and not measured[0][1] else None
@@ -301,7 +296,8 @@ def measured_costs(text: str) -> Iterator[tuple[Costs, Listed]]:
     files = {text: ()} if is_file(Path(text)) else devices_by_name(text)
     for name, devices in files.items():
         if not is_file(Path(name)):
-            raise StrategyError.of("costs", f"there is no file {name!r}", MEASURE)
+            with usage():
+                raise StrategyError.of("costs", f"there is no file {name!r}", MEASURE)
         yield read_as(Path(name), Costs.from_json, MEASURE), devices
 
 
@@ -323,8 +319,10 @@ def network_of(name: str) -> Network:
     if name in NETWORKS:
         return NETWORKS[name]
     if not is_file(Path(name)):
-        fix = f"choose one of {', '.join(NETWORKS)}, or give a file (see docs/simulate.md)"
-        raise StrategyError.of("network", f"there is no network {name!r}", fix)
+        near = did_you_mean(nearest(name.lower(), list(NETWORKS)))
+        fix = f"choose one of {', '.join(NETWORKS)}, or give a file (see docs/simulate.md){near}"
+        with usage():
+            raise StrategyError.of("network", f"there is no network {name!r}", fix)
     return read_as(Path(name), Network.from_json, "see docs/simulate.md for its form")
 
 
@@ -381,15 +379,3 @@ def show_sweep(results: list[SweepResult], sort: Sort, files: Files) -> None:
         write_text(files.plot, plot(found))
     if files.numbers is not None:
         write_text(files.numbers, json.dumps([row.to_dict() for row in found], indent=1) + "\n")
-
-
-def refuse_one_step(*files: Path | None) -> None:
-    if any(files):
-        problem = Problem("--view and --chrome show one step", "leave out --set, or leave them out")
-        raise StrategyError("simulate", problem)
-
-
-def refuse_plot(file: Path | None) -> None:
-    if file is not None:
-        fix = "add --set, or write the page of the step with --view FILE.html"
-        raise StrategyError.of("simulate", f"{file} would be a plot of a sweep", fix)

@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from rich.console import Console
 from rich.progress import track
 
+from piper.cli.usage import usage
 from piper.errors import PiperError, StrategyError
 from piper.sim.prediction import Prediction
 from piper.view.reports.sweep import SweepResult
@@ -25,6 +26,7 @@ PRELOADED = ["piper.trainer"]  # once, for all processes
 Simulate = Callable[[Sequence[str]], Prediction]  # with these arguments, besides the others
 
 
+@usage()
 def settings_of(sets: Sequence[str]) -> dict[str, list[str]]:
     """
     >>> settings_of(["pp=2,4", "schedule=zbv"])

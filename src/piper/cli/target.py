@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from piper.cli.files import read_as
+from piper.cli.missing import existing
 from piper.cli.progress import told_if_slow
 from piper.costs import Costs
 from piper.directives import Strategy
@@ -33,7 +34,7 @@ def without_model(path: Path) -> StrategyError:
 
 def with_model(path: Path) -> Path:
     """A strategy may well run as Python, and do nothing."""
-    if path.suffix in STRATEGIES:
+    if existing(path).suffix in STRATEGIES:
         raise without_model(path)
     return path
 
@@ -41,15 +42,14 @@ def with_model(path: Path) -> Path:
 Target = Annotated[
     Path,
     typer.Argument(
-        exists=True, dir_okay=False, metavar="TARGET",
+        dir_okay=False, metavar="TARGET", callback=existing,
         help="a training script (.py), a strategy (.json) or a schedule (.csv)",
     ),
 ]  # fmt: skip
 Script = Annotated[
     Path,
     typer.Argument(
-        exists=True, dir_okay=False, metavar="SCRIPT", help="a training script (.py)",
-        callback=with_model,
+        dir_okay=False, metavar="SCRIPT", help="a training script (.py)", callback=with_model,
     ),
 ]  # fmt: skip
 WAYS = "give a .py script that makes a Trainer, a strategy .json, or a schedule .csv"
@@ -77,12 +77,12 @@ def inspect(
         raise without_model(script)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
-    name = f"{script.name}: to capture the model, and to compile and check the strategy,"
+    name = f"{script.name}: capturing the model and compiling the strategy"
     with told_if_slow(name), inspecting(memory, costs):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except Inspected as found:
-            return found
+            return without_gaps(found)
         except PiperError as error:
             error.place = line_of(error)
             raise
@@ -91,3 +91,15 @@ def inspect(
         except Exception as error:
             raise ScriptFailed(str(script), shortened(error)) from None
     raise StrategyError.of(str(script), "the script made no Trainer", WAYS)
+
+
+def without_gaps(found: Inspected) -> Inspected:
+    """A run would be refused: no number of processes fits devices of which some are left out."""
+    from piper.runtime.processes.world import refuse_gaps
+
+    try:
+        refuse_gaps(found.job.strategy.devices)
+    except StrategyError as error:
+        error.place = line_of(found)
+        raise error from None
+    return found

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from piper.cli.usage import usage
 from piper.costs.device_lists import device_numbers
 from piper.errors import InputError
 from piper.ir.by_device.schedule_rows import Rows
@@ -28,6 +29,7 @@ Devices = Annotated[
 ]
 
 
+@usage()
 def window_of(steps: str | None, devices: str | None, output: Path | None = None) -> Window:
     """What the options ask for, in the terminal that there is, or in a file."""
     console = Console()

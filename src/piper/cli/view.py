@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,8 @@ from typing import Annotated
 import typer
 
 from piper.cli.files import OUTPUT, damage_reported, is_file, read_text, write_text, writing
-from piper.cli.passed_on import add_command
+from piper.cli.missing import existing, missing
+from piper.cli.passed_on import add_command, before_dashes
 from piper.cli.simulate import (
     CostsOption,
     DeviceOption,
@@ -51,7 +53,7 @@ def add_to(app: typer.Typer) -> None:
 def view(
     context: typer.Context,
     target: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, metavar="TARGET", help=TARGETS)
+        Path, typer.Argument(dir_okay=False, metavar="TARGET", callback=existing, help=TARGETS)
     ],
     output: Page = None,
     svg: Svg = None,
@@ -75,6 +77,7 @@ def view(
     if png is not None:
         require_matplotlib(png)
     named = targets(target, context.args)
+    refuse_missing(*named[-1], before_dashes(context))
     machine = machine_of(device, costs, network, per_node)
     runs = [data_of(path, rest, machine) for path, rest in named]
     if output is None and not (svg or png or chrome):
@@ -110,6 +113,19 @@ def targets(first: Path, words: list[str]) -> list[tuple[Path, list[str]]]:
         elif word != "--":
             found[-1][1].append(word)
     return found
+
+
+def refuse_missing(target: Path, passed: list[str], own: list[str]) -> None:
+    """A misspelt second target would silently become an argument of the script.
+
+    `own`: what is before `--`; words after it are arguments, whatever they look like.
+    """
+    for before, word in zip(["", *passed], passed, strict=False):
+        path = Path(word)
+        is_name = path.suffix in SHOWN and not word.startswith("-") and not before.startswith("-")
+        if is_name and word in own and not os.path.exists(path):
+            on = " To pass it on to the script, write it after `--`." * (target.suffix == ".py")
+            raise typer.BadParameter(missing(path) + on, param_hint="'TARGET2'")
 
 
 def data_of(target: Path, words: list[str], machine: SimulatedMachine) -> ViewData:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+from piper.errors import InputError
 from piper.job.inspecting import is_inspecting
 from piper.launcher.function import call_in_processes
+from piper.launcher.given_arguments import refuse_unfit
+from piper.launcher.script_errors import own_frames
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -28,6 +31,16 @@ def launch(
 
         losses, _ = piper.launch(train, 2, 10)
     """
+    refuse_wrong_arguments(fn, n, args, kwargs)
     if is_inspecting():  # `piper show` wants the Trainer, not what it trains
         return [fn(*args, **kwargs)]
     return call_in_processes(fn, n, args, kwargs)
+
+
+def refuse_wrong_arguments(fn: Any, n: int, given: Any, named: Any) -> None:
+    """The error shows the user's own lines only: the message says all."""
+    try:
+        refuse_unfit(fn, n, given, named)
+    except InputError as error:
+        error.__traceback__ = own_frames(error.__traceback__)
+        raise

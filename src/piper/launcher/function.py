@@ -13,11 +13,13 @@ from typing import Any
 from piper.errors import InputError, LaunchError
 from piper.launcher import call
 from piper.launcher.ending import cause
+from piper.launcher.given_arguments import launch_of
 from piper.launcher.local import run_processes
 from piper.launcher.private_folder import private_folder
 
 PREPARED = ("sys_path", "sys_argv", "init_main_from_name", "init_main_from_path")
 INTERRUPTED = 130
+LAUNCHED = "PIPER_LAUNCHED"  # the call, for messages that say how to write it; {n}: the processes
 
 
 def call_in_processes(
@@ -30,7 +32,8 @@ def call_in_processes(
     with private_folder("piper-call-") as folder:
         sent = pickled((fn, arguments, named), by_value=not has_file)
         (folder / call.SENT).write_bytes(pickle.dumps((prepared, not has_file, sent)))
-        signalled, processes = run_processes(call.__file__, [str(folder)], n)
+        told = {LAUNCHED: launch_of(fn, "{n}", ["..."] if arguments or named else [])}
+        signalled, processes = run_processes(call.__file__, [str(folder)], n, told)
         if signalled:
             leave(signalled)
         code, text = cause(processes)

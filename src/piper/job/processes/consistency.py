@@ -281,12 +281,13 @@ def different_steps(found: Sequence[tuple[str, str, str, Rows]]) -> Exception:
     if NO_MORE_BATCHES in calls and "step" in calls:
         fewer = other if calls[0] == NO_MORE_BATCHES else 0
         what = f"process {fewer} gave fewer batches than process {other - fewer}"
-        return InputError.of("evaluate", what, "give every process equally many batches")
+        return InputError.of("evaluate", what, "give every process the same number of batches")
     if calls[0] != calls[1]:
         return InputError.of(
             "trainer",
             f"process {other} is in trainer.{calls[0]}(...), process 0 in {calls[1]}(...)",
-            "let every process call both, in the same order: no `if trainer.rank == 0:` around",
+            "let every process call both, in the same order: no `if trainer.rank == 0:` around "
+            "them",
         )
     there, here = shown
     if here != there and OF_FIRST in found[0][2]:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from piper.errors import InputError, StrategyError
+from piper.errors import InputError, StrategyError, some_names
 from piper.names import amount
 from piper.runtime.processes.arrivals import wait_for_all
 from piper.runtime.processes.store import open_store, second_connection
 from piper.runtime.processes.waits import open_board
 
+LAUNCHED = "PIPER_LAUNCHED"  # set by `piper.launch`: the call, with {n} for the processes
 _patience = timedelta(minutes=10)  # what the last Trainer was given
 
 
@@ -51,8 +52,23 @@ def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def refuse_gaps(devices: tuple[int, ...]) -> None:
+    """Every device is a process of the run, so none may be left out.
+
+    `devices`: those that a strategy names. If none, its regions have none, which is an error.
+    """
+    unused = [device for device in range(max(devices, default=0)) if device not in devices]
+    if unused:
+        several, last = len(unused) > 1, len(devices) - 1
+        names = f"device{'s' * several} {some_names(list(map(str, unused)))}"
+        numbers = f"number devices 0 to {last}" if last else "number devices from 0"
+        what = f"it uses devices {list(devices)}: {names} {'are' if several else 'is'} not used"
+        raise StrategyError.of("strategy", what, f"{numbers}, or place regions on {names} too")
+
+
 def refuse_wrong_world(devices: tuple[int, ...]) -> None:
-    """`devices`: those that a strategy names. If none, its regions have none, which is an error."""
+    """`devices`: as for `refuse_gaps`."""
+    refuse_gaps(devices)
     if devices and devices != tuple(range(world())):
         raise StrategyError.of(
             "strategy",
@@ -66,13 +82,13 @@ def other_world(devices: tuple[int, ...]) -> str:
     """What to write for these devices."""
     count = max(devices) + 1
     fix = how_to_start(count)
-    if devices != tuple(range(count)):
-        return f"{fix}, and use all devices from 0 to {count - 1}"
     return fix if count > world() else f"{fix}; or place regions on the other devices, too"
 
 
 def how_to_start(count: int) -> str:
     """With so many processes."""
+    if launched := os.environ.get(LAUNCHED):
+        return f"write `{launched.format(n=count)}`"
     script = Path(sys.argv[0])
     if script.suffix == ".py" and script.name != "ipykernel_launcher.py":
         return f"start it with `piper run {script.name} -n {count}`"

@@ -1,0 +1,54 @@
+"""Wrong usage: a command ends with exit code 2, as for options that it does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from piper.costs.devices import DEVICES, DeviceKind, device_kind
+from piper.errors import PiperError, Problem, StrategyError, did_you_mean, nearest
+
+WRONG_USAGE = 2
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """Inside, an error is about what was typed, and not about a script or a file."""
+    try:
+        yield
+    except PiperError as error:
+        error.exit_code = WRONG_USAGE
+        raise
+
+
+@usage()
+def named_device(name: str) -> DeviceKind:
+    """A data sheet. A misspelt name gets the one that was probably meant."""
+    try:
+        return device_kind(name)
+    except StrategyError as error:
+        what, fix = error.problems[0].what, error.problems[0].fix
+        meant = did_you_mean(nearest(name.lower(), list(DEVICES)))
+        raise StrategyError.of(error.where, what, fix + meant) from None
+
+
+@usage()
+def refuse_two_costs(device: str | None, costs: str | None) -> None:
+    if device is not None or costs is not None:
+        problem = Problem("--profile measures this machine", "leave out --device and --costs")
+        raise StrategyError("simulate", problem)
+
+
+@usage()
+def refuse_one_step(*files: Path | None) -> None:
+    if any(files):
+        problem = Problem("--view and --chrome show one step", "leave out --set, or leave them out")
+        raise StrategyError("simulate", problem)
+
+
+@usage()
+def refuse_plot(file: Path | None) -> None:
+    if file is not None:
+        fix = "add --set, or write the page of the step with --view FILE.html"
+        raise StrategyError.of("simulate", f"{file} would be a plot of a sweep", fix)

@@ -1,0 +1,98 @@
+"""What is typed wrong ends a command with exit code 2, and with what was probably meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from piper.cli import app, main
+from piper.errors import PiperError
+
+TINY = Path(__file__).parent.parent / "scripts" / "tiny.py"
+WRONG = {
+    "a schedule": (["schedule", "1f1"], "did you mean 1f1b or interleaved-1f1b?"),
+    "a schedule of torch": (["schedule", "ScheduleZBVZeroBubble"], "did you mean zbv?"),
+    "a device": (["simulate", str(TINY), "--device", "h10"], "did you mean h100"),
+    "a network": (["simulate", str(TINY), "--network", "h20"], "did you mean h200"),
+    "costs": (["simulate", str(TINY), "--costs", "cost.json"], "there is no file 'cost.json'"),
+    "a setting": (["simulate", str(TINY), "--set", "pp"], "--set"),
+    "steps": (["show", str(TINY), "--steps", "1:x"], "steps"),
+    "a plan": (["show", str(TINY), "--plan", "99"], "device 99"),
+    "a cluster": (["run", str(TINY), "--on", "slurm"], "slurm"),
+    "an option": (["schedule", "1f1b", "--pp", "2", "--microbatches", "4", "--remat", "x"], ""),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_typed_wrong_is_wrong_usage(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, said = WRONG[name]
+    monkeypatch.setattr("sys.argv", ["piper", *words])
+
+    with pytest.raises(SystemExit) as left:
+        main()
+
+    printed = "".join(capsys.readouterr())
+    assert (left.value.code, said in " ".join(printed.split())) == (2, True), printed
+
+
+def test_a_mistake_in_a_script_is_none_of_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import piper\npiper.strategies.one_f_one_b(pp=0, microbatches=2)\n")
+    monkeypatch.setattr("sys.argv", ["piper", "show", str(script)])
+
+    with pytest.raises(SystemExit) as left:
+        main()
+
+    assert left.value.code == 1
+
+
+def test_a_misspelt_script_gets_the_one_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "notes.txt").write_text("")
+
+    for command in ("show", "run", "check", "simulate", "view"):
+        found = CliRunner().invoke(app, [command, str(tmp_path / "trian.py")])
+
+        said = "".join(found.output.replace("│", " ").split())
+        assert found.exit_code == 2
+        assert f"Didyoumean{tmp_path}/train.py?" in said
+
+
+def test_a_missing_script_with_no_neighbour_is_only_missing(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["show", str(tmp_path / "nowhere" / "train.py")])
+
+    assert found.exit_code == 2
+    assert "doesnotexist." in "".join(found.output.split()) and "mean" not in found.output
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ("[0], [2]", "it uses devices [0, 2]: device 1 is not used"),
+        ("[1], [3]", "it uses devices [1, 3]: devices 0 and 2 are not used"),
+    ],
+)
+def test_devices_that_are_left_out_are_refused_as_a_run_would(
+    devices: str, words: str, tmp_path: Path
+) -> None:
+    first, second = devices.split(", ")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import piper, torch\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))\n"
+        "x = torch.ones(4, 4)\n"
+        "piper.Trainer(net, torch.nn.functional.mse_loss, [\n"
+        f"    piper.Stage('PP', 2), piper.Place(piper.where(PP=0), {first}),\n"
+        f"    piper.Place(piper.where(PP=1), {second}), piper.Split('MB', 2)], example=(x, x))\n"
+    )
+
+    found = CliRunner().invoke(app, ["check", str(script)])
+
+    assert isinstance(found.exception, PiperError)
+    assert words in str(found.exception)
