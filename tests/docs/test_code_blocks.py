@@ -156,6 +156,16 @@ def test_a_script_compiles(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(found.compiled.device_plans) == 2
 
 
+def test_the_plan_of_its_page_is_that_of_the_first_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    text = SCRIPTS["start.md:train.py"]
+    script.write_text(text.replace("microbatches=8", "microbatches=2"))
+
+    plan = str(inspect(script, []).compiled.device_plans[0])
+
+    assert f"```text\n{plan}\n```" in (ROOT / "docs" / "plan.md").read_text()
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

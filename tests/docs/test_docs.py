@@ -4,6 +4,7 @@ import re
 from inspect import signature
 from pathlib import Path
 from textwrap import dedent
+from typing import get_args
 
 from architectures import ARCHITECTURES
 
@@ -11,6 +12,9 @@ import piper
 from piper.directives import Strategy
 from piper.directives.base import DIRECTIVES
 from piper.errors import PiperError
+from piper.ir.nodes import Way
+from piper.ir.placement.placements import Step
+from piper.plan.instructions import Instruction
 from piper.strategies import BUILDERS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -106,7 +110,7 @@ def test_the_strategies_of_the_readme_are_strategies() -> None:
     known = {name: getattr(piper, name) for name in piper.__all__} | {"piper": piper}
 
     written = [strategy_of(block, known) for block in readme_strategies()]
-    built = re.findall(r"# or built: (.*)", (ROOT / "README.md").read_text())
+    built = re.findall(r"#.* (piper\.strategies\..*)", (ROOT / "README.md").read_text())
 
     assert [len(one) for one in written] == [5, 4]
     assert all(len(eval(call, known)) > 3 for call in built) and len(built) == 3
@@ -118,6 +122,14 @@ def test_every_builder_is_on_the_page_of_strategies() -> None:
     for name, builder in BUILDERS.items():
         assert f"| `{builder.__name__}` | `{name}` |" in page
         assert all(f"`{option}`" in page for option in signature(builder).parameters)
+
+
+def test_every_instruction_is_on_the_page_of_plans() -> None:
+    page = (DOCS / "plan.md").read_text().split("## Instructions")[1]
+    kinds = {one.__name__.lower() for one in get_args(Instruction)} - {"exchange", "redistribute"}
+    ways = {str(way) for way in Way} | {str(step) for step in Step} - {"nothing"}
+
+    assert [one for one in kinds | ways | {"scatter"} if f"`{one}`" not in page] == []
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:

@@ -31,7 +31,7 @@ def test_processes_evaluate_their_replicas_together() -> None:
 def test_a_process_with_fewer_batches_is_named(fewer: int) -> None:
     message = (
         f"evaluate: process {fewer} gave fewer batches than process {1 - fewer}\n"
-        "  fix: give every process equally many batches"
+        "  fix: give every process the same number of batches"
     )
 
     assert run_on(2, evaluate_unequally, fewer) == [message] * 2

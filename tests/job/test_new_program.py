@@ -46,13 +46,13 @@ def said(
 
 def test_a_new_length_is_named_with_its_inputs() -> None:
     assert said(3, 5) == [
-        [], ["program 2 (at most 9 are kept): new shapes, tokens [2, 5], labels [2, 5]"]
+        [], ["compiling program 2 (limit 9) for a new batch shape: tokens [2, 5], labels [2, 5]"]
     ]  # fmt: skip
 
 
 def test_of_known_shapes_the_new_type_is_named() -> None:
     assert said(3, 5, 3, labels=torch.float64)[2] == [
-        "program 3 (at most 9 are kept): new types, labels in float64"
+        "compiling program 3 (limit 9) for a new batch type: labels in float64"
     ]
 
 
@@ -63,7 +63,7 @@ def test_many_lengths_get_a_hint_once() -> None:
 
 def test_another_mode_is_no_new_shape() -> None:
     assert said(3, 3, modes=(True, False))[1] == [
-        "program 2 (at most 9 are kept): train(), eval() or requires_grad have changed"
+        "compiling program 2 (limit 9) because train(), eval() or requires_grad have changed"
     ]
 
 
@@ -78,8 +78,10 @@ def test_a_trainer_says_it(caplog) -> None:
             trainer.step(row.long(), torch.ones(2, 1), row)
     trainer.close()
 
-    lines = [line for line in caplog.messages if "at most" in line]
-    assert lines == ["program 2 (at most 64 are kept): new shapes, tokens [2, 5], labels [2, 5]"]
+    lines = [line for line in caplog.messages if "limit" in line]
+    assert lines == [
+        "compiling program 2 (limit 64) for a new batch shape: tokens [2, 5], labels [2, 5]"
+    ]
 
 
 X, Y = torch.zeros(8, 6), torch.zeros(8, dtype=torch.int64)

@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from piper import Place, Replicate, Split, Strategy, Trainer, where
 from piper.errors import InputError
+from piper.runtime.checkpoint.pieces import warn_of_rates
 from piper.strategies import BUILDERS
 
 ONE = Strategy([Place(where(), [0]), Split("MB", 4)])
@@ -201,11 +202,20 @@ def wider(width: int) -> Net:
     [
         (
             lambda: Net(nn.Linear(6, 6).double()),
-            "middle.0.bias is nothing there, float64 [6] here",
+            "middle.0.bias is missing from the checkpoint; the model has float64 [6]",
         ),
-        (partial(wider, 4), "first.bias is float64 [6] there, float64 [4] here"),
-        (partial(wider, 8), "first.bias is float64 [6] there, float64 [8] here"),
-        (lambda: Net().float(), "first.bias is float64 [6] there, float32 [6] here"),
+        (
+            partial(wider, 4),
+            "first.bias is float64 [6] in the checkpoint; the model has float64 [4]",
+        ),
+        (
+            partial(wider, 8),
+            "first.bias is float64 [6] in the checkpoint; the model has float64 [8]",
+        ),
+        (
+            lambda: Net().float(),
+            "first.bias is float64 [6] in the checkpoint; the model has float32 [6]",
+        ),
     ],
 )
 def test_another_model_is_refused(model: Callable[[], Net], message: str, tmp_path: Path) -> None:
@@ -226,7 +236,7 @@ def test_another_model_is_refused(model: Callable[[], Net], message: str, tmp_pa
 def test_a_model_with_less_is_refused(tmp_path: Path) -> None:
     alone(nn.Linear(6, 6).double()).save(tmp_path / "run")
 
-    with pytest.raises(InputError, match=r"middle.0.bias is float64 \[6\] there, nothing here"):
+    with pytest.raises(InputError, match="the model has no such tensor"):
         alone().resume(tmp_path / "run")
 
 
@@ -275,6 +285,59 @@ def test_an_optimizer_that_counts_in_its_groups_is_refused(tmp_path: Path) -> No
 
     with pytest.raises(InputError, match="the optimizer's groups changed during training"):
         trainer.save(tmp_path / "run")
+
+
+@pytest.mark.parametrize("again", ["resume", "retarget"])
+def test_rates_that_the_loop_sets_are_said_to_be_lost(
+    again: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a loop that computes the rate of each step."""
+    warn_of_rates.cache_clear()
+    batches, made = [data()[0]] * 6, list[torch.optim.Optimizer]()
+
+    def optimizer(named: Any) -> torch.optim.Optimizer:
+        made.append(torch.optim.SGD(named, lr=0.1, momentum=0.9))
+        return made[-1]
+
+    def steps(trainer: Trainer, first: int, last: int) -> list[float]:
+        found = []
+        for step in range(first, last):
+            for one in made:
+                one.param_groups[0]["lr"] = 0.1 / (step + 1)
+            found.append(float(trainer.step(*batches[step]).loss))
+        return found
+
+    wanted = steps(alone(optimizer=optimizer), 0, 6)
+    first = alone(optimizer=optimizer)
+    losses = steps(first, 0, 3)
+    with caplog.at_level("WARNING", logger="piper"):
+        if again == "resume":
+            first.save(tmp_path / "run")
+            first = alone(optimizer=optimizer)
+            first.resume(tmp_path / "run")
+        else:
+            first.retarget([Place(where(), [0]), Split("MB", 2)])
+    losses += steps(first, 3, 6)
+
+    assert losses == pytest.approx(wanted, rel=1e-6)
+    assert caplog.text.count("your loop has changed the optimizer's lr") == 1
+
+
+def test_a_scheduler_that_adds_a_rate_may_be_saved(tmp_path: Path) -> None:
+    def averaged(optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.5, anneal_epochs=4)
+
+    def made() -> Trainer:
+        return alone(optimizer=partial(torch.optim.SGD, lr=0.1), lr_scheduler=averaged)
+
+    whole, first, second = made(), made(), made()
+    wanted = [float(whole.step(*data()[0]).loss) for _ in range(6)]
+    losses = [float(first.step(*data()[0]).loss) for _ in range(3)]
+    first.save(tmp_path / "run")
+    second.resume(tmp_path / "run")
+    losses += [float(second.step(*data()[0]).loss) for _ in range(3)]
+
+    assert losses == pytest.approx(wanted, rel=1e-6)
 
 
 def test_what_is_not_used_again_is_saved_again(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ def is_cut(strategy: Strategy) -> bool:
 def regions_text(captured: Captured) -> str:
     regions = captured.model.regions
     unique = len({region.code for region in regions})
-    read = f", {captured.was_read} read from the cache" if captured.was_read else ""
-    different = f", {unique} of them unique" if unique < len(regions) else ""
-    return f"{amount(len(regions), 'region')}{different}{read}"
+    different = [f"{unique} distinct"] if unique < len(regions) else []
+    read = [f"{captured.was_read} from the cache"] if captured.was_read else []
+    notes = ", ".join(different + read)
+    return amount(len(regions), "region") + (f" ({notes})" if notes else "")
 
 
 def plans_text(compiled: Compiled) -> str:

@@ -27,7 +27,7 @@ def new_program_lines(
     if not before:
         return
     number, most = len(before) + 1, job.options.max_programs
-    yield f"program {number} (at most {most} are kept): {reason(job, batch, kind, before)}"
+    yield f"compiling program {number} (limit {most}) {reason(job, batch, kind, before)}"
     if number == MANY and len({shapes for shapes, *_ in (*before, kind)}) == MANY:
         yield FEWER
 
@@ -37,8 +37,8 @@ def reason(job: Job, batch: Batch, kind: BatchKind, before: Sequence[BatchKind])
     if shapes not in [one[0] for one in before]:
         return new_inputs(job, batch, before)
     if flags not in [one[1] for one in before]:
-        return "train(), eval() or requires_grad have changed"
-    return "what the model keeps in Python has changed"
+        return "because train(), eval() or requires_grad have changed"
+    return "because what the model keeps in Python has changed"
 
 
 def new_inputs(job: Job, batch: Batch, before: Sequence[BatchKind]) -> str:
@@ -53,9 +53,9 @@ def new_inputs(job: Job, batch: Batch, before: Sequence[BatchKind]) -> str:
     named = list(zip(names, mine, theirs, strict=True))
     shapes = [f"{name} {list(new[0])}" for name, new, old in named if new[0] != old[0]]
     if shapes:
-        return f"new shapes, {', '.join(shapes)}"
+        return f"for a new batch shape: {', '.join(shapes)}"
     types = [f"{name} in {name_of(new[1])}" for name, new, old in named if new[1] != old[1]]
-    return f"new types, {', '.join(types)}"
+    return f"for a new batch type: {', '.join(types)}"
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def refuse_unlike(folder: Path, index: Index, state: DeviceState, model: Describ
     for name in sorted({*index.model, *model}):
         there, here = index.model.get(name), model.get(name)
         if there != here:
-            what = f"{name} is {tensor_text(there)} there, {tensor_text(here)} here"
+            what = f"{name} is {there_text(there)}; the model has {tensor_text(here)}"
             raise refused(
                 f"{folder} belongs to another model: {what}", "build the model that was saved"
             )
@@ -58,9 +58,15 @@ def refuse_unlike(folder: Path, index: Index, state: DeviceState, model: Describ
         raise refused(f"{folder} was saved with {was}, not with {', '.join(others)}", f"use {was}")
 
 
+def there_text(described: list[Any] | None) -> str:
+    if described is None:
+        return "missing from the checkpoint"
+    return f"{tensor_text(described)} in the checkpoint"
+
+
 def tensor_text(described: list[Any] | None) -> str:
     if described is None:
-        return "nothing"
+        return "no such tensor"
     shape, dtype = described
     return f"{dtype.removeprefix('torch.')} {shape}"
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
 from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.index import NUMBER, PARAMETER, WHOLE, Piece
 from piper.runtime.hardware import settle
-from piper.runtime.optimizers.user_optimizer import SCHEDULED, settings
+from piper.runtime.optimizers.user_optimizer import settings
 from piper.runtime.state.device_state import BucketState, DeviceState, HeldPart
 
+LOG = logging.getLogger("piper")
 EMA = "piper.ema"  # averages are saved like a state of the optimizer
 STEP = "step"  # a count, in torch's optimizers; may have the shape of a one-element parameter
 CHUNK = 1 << 25  # bytes of a piece: a reader of some reads all of them, to compare the digest
@@ -92,14 +95,32 @@ def optimizer_pieces(bucket: BucketState, part: HeldPart) -> Iterator[tuple[Piec
 
 
 def refuse_counting(bucket: BucketState) -> None:
-    """A count in a group belongs to no parameter, so it would start again after `resume`."""
+    """A count in a group belongs to no parameter, so it would start again after `resume`.
+
+    A scheduler makes its own keys again. Rates that the loop sets are said to be lost.
+    """
     if bucket.optimizer is None or bucket.first is None:
         return
-    now = settings(bucket.optimizer, bucket.scheduler is not None)
-    for group, then in zip(now, bucket.first, strict=True):
-        changed = [key for key, value in group.items() if then.get(key, value) != value]
-        if changed or group.keys() - then.keys() - set(SCHEDULED):
-            raise refused(
-                f"the optimizer's groups changed during training ({', '.join(changed) or 'new'})",
-                "keep what changes in the optimizer's state, and set rates with lr_scheduler",
-            )
+    for scheduled, say in ((True, refuse_changed), (bucket.scheduler is not None, warn_of_rates)):
+        now = settings(bucket.optimizer, scheduled)
+        for group, then in zip(now, bucket.first, strict=True):
+            changed = [key for key, value in group.items() if then.get(key, value) != value]
+            new = bucket.scheduler is None and group.keys() - then.keys()
+            if changed or new:
+                say(tuple(changed))
+
+
+def refuse_changed(keys: tuple[str, ...]) -> None:
+    raise refused(
+        f"the optimizer's groups changed during training ({', '.join(keys) or 'new'})",
+        "keep what changes in the optimizer's state, and set rates with lr_scheduler",
+    )
+
+
+@lru_cache  # said once
+def warn_of_rates(keys: tuple[str, ...]) -> None:
+    LOG.warning(
+        "your loop has changed the optimizer's %s, which a checkpoint does not hold: after resume "
+        "or retarget, set it again before the first step, or give lr_scheduler",
+        ", ".join(keys),
+    )

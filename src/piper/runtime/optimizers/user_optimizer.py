@@ -31,6 +31,7 @@ from piper.runtime.torch_private import has_gradient_hooks, has_step_hooks, note
 SCHEDULER = "write lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=1000)"
 SCHEDULED = (
     "lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "max_momentum", "base_momentum",
+    "weight_decay",
 )  # fmt: skip
 STEP = Who("lr_scheduler", "its step", StrategyError)
 

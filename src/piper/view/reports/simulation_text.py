@@ -46,14 +46,14 @@ def waits_text(found: Report) -> str:
 
     >>> from piper.sim.report import DeviceReport
     >>> waits_text(Report(1e-3, (DeviceReport(0, 1e-4, {"pp": 8e-4}, 1e-4),), (), {}))
-    '  a device computes 100 us and waits 800 us for messages: so small a model cannot hide them'
+    '  a device computes 100 us and waits 800 us for messages: the model is too small to hide them'
     """
     exposed = sum(found.exposed.values())
     if exposed <= MOSTLY * found.seconds:
         return ""
     compute = sum(one.compute for one in found.devices) / len(found.devices)
     times = f"computes {time_text(compute)} and waits {time_text(exposed)} for messages"
-    return f"  a device {times}: so small a model cannot hide them"
+    return f"  a device {times}: the model is too small to hide them"
 
 
 def reached(found: Prediction) -> Iterator[str]:
