@@ -14,6 +14,7 @@ from piper.errors import InputError
 
 X = torch.zeros(2, 4)
 BF16 = 'write precision="bf16" or "fp16", or piper.Precision(compute="bfloat16")'
+PLAIN = BF16 + ", or leave precision= out to compute in the type of the model"
 
 
 class Tied(nn.Module):
@@ -34,8 +35,8 @@ def trainer(precision: Any) -> Trainer:
 @pytest.mark.parametrize(
     ("given", "what", "fix"),
     [
-        ("b16", "'b16' is not a precision", BF16),
-        (16, "16 is not a precision", BF16),
+        ("b16", "'b16' is not a precision", PLAIN),
+        (16, "16 is not a precision", PLAIN),
     ],
 )
 def test_what_is_not_a_precision(given: Any, what: str, fix: str) -> None:

@@ -126,7 +126,7 @@ MISSING = """import piper, torch
 piper.Trainer(torch.nn.Linear(3, 3), torch.nn.functional.mse_loss)
 """
 TEXT = """Trainer: example= is missing
-  fix: write example=(x, y): one batch as `step` gets it; only its shapes and types count
+  fix: write example=(x, y): one batch as `step` gets it
   at {script}:3: piper.Trainer(torch.nn.Linear(3, 3), torch.nn.functional.mse_loss)"""
 
 

@@ -20,6 +20,7 @@ SHORT = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp64": "float64",
 }  # fmt: skip
 FIX = 'write precision="bf16" or "fp16", or piper.Precision(compute="bfloat16")'
+PLAIN = FIX + ", or leave precision= out to compute in the type of the model"
 Kept: TypeAlias = str | type[nn.Module]
 TypeOf = Mapping[Kept, str] | tuple[tuple[Kept, str], ...]
 KEEP = 'keep=["layers.*.norm", torch.nn.LayerNorm]'
@@ -104,7 +105,7 @@ def precision_of(given: Any) -> Precision | None:
         return given
     if isinstance(given, str) and SHORT.get(given, given) in ("bfloat16", "float16"):
         return Precision(compute=given)
-    raise refused(f"{given!r} is not a precision", FIX)
+    raise refused(f"{given!r} is not a precision", PLAIN)
 
 
 def type_name(field: str, given: Any) -> str:

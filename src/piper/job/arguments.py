@@ -20,7 +20,7 @@ from piper.runtime.optimizers.parameter_groups import is_named
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
-EXAMPLE = "write example=(x, y): one batch as `step` gets it; only its shapes and types count"
+EXAMPLE = "write example=(x, y): one batch as `step` gets it"
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 LOG = logging.getLogger("piper")
 

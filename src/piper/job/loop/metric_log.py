@@ -111,7 +111,8 @@ def require(module: str, name: str) -> None:
     try:
         importlib.import_module(module)
     except ImportError:
-        raise InputError.of("log", f"{name} is not installed", f"pip install {name}") from None
+        fix = f'pip install {name}, or pip install ".[log]" in the repository of Piper'
+        raise InputError.of("log", f"{name} is not installed", fix) from None
 
 
 class Function(Sink):
