@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from datetime import timedelta
@@ -34,7 +35,16 @@ def join(timeout: float, on_gpu: bool = False) -> int:
         wait_for_all(store, rank, size, timeout)
         dist.init_process_group(backend, store=store, timeout=_patience, rank=rank, world_size=size)
         open_board(second_connection(), rank, size, _patience)
+        if not on_gpu:
+            atexit.register(leave)
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def leave() -> None:
+    """End the threads of gloo where a script ends: a tensor that one of them frees when Python is
+    gone aborts the process. After an error, messages may be left that they would wait for."""
+    if dist.is_initialized() and not hasattr(sys, "last_value"):
+        dist.destroy_process_group()
 
 
 def patience() -> timedelta:
