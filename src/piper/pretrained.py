@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -133,7 +134,8 @@ def from_pretrained(
             trainer.step(batch)
         trainer.save_pretrained("tuned")
     """
-    config, folder = config_of(folder_or_config)
+    given, folder = config_of(folder_or_config)
+    config = copy.deepcopy(given)
     chosen, trained = adapter_config(adapter) if adapter is not None else (None, None)
     model = built(config, model_class, dtype)
     seed = options.get("seed", 0)
@@ -149,7 +151,7 @@ def from_pretrained(
     arguments = example_of(model, loss_fn, example).arguments
     tag_unannotated(model, arguments if loss_fn is None else arguments[:-1])
     trainer = PretrainedTrainer(model, loss_fn, strategy, example=example, **options)
-    trainer.config, trainer.folder, trainer.adapter = config, folder, chosen
+    trainer.config, trainer.folder, trainer.adapter = as_given(config, given), folder, chosen
     trainer.conversion, trainer.layout = conversion, layout
     read(trainer, trained, tied)
     return trainer
@@ -217,6 +219,14 @@ def built(config: Any, name: str | None, dtype: torch.dtype | None) -> torch.nn.
         except InputError as error:
             LOG.info("experts stay as transformers has them, and cannot be divided: %s", error)
     return model.train()
+
+
+def as_given(used: Any, given: Any) -> Any:
+    """The configuration to save. Others may generate with it, so it keeps its cache."""
+    found = copy.deepcopy(used)
+    if hasattr(given, "use_cache"):
+        found.use_cache = given.use_cache
+    return found
 
 
 def texts_in(folder: Path | None) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,19 @@ def test_a_model_is_read_trained_and_written_back(tmp_path: Path) -> None:
     assert held_out == pytest.approx(loss, rel=1e-5)
     written = {path.name for path in (tmp_path / "b").iterdir()}
     assert {"tokenizer.json", "generation_config.json", "config.json"} <= written
+    assert again.config.to_diff_dict() == model.config.to_diff_dict()
+
+
+def test_a_configuration_stays_as_it_was_given(tmp_path: Path) -> None:
+    given = config()
+    before = given.to_dict()
+
+    trainer = piper.from_pretrained(given, example=batches()[0], optimizer=SGD)
+    trainer.save_pretrained(tmp_path / "a")
+    trainer.close()
+
+    assert given.to_dict() == before
+    assert json.loads((tmp_path / "a" / "config.json").read_text())["use_cache"] is given.use_cache
 
 
 def test_averages_are_written_back_too(tmp_path: Path) -> None:
