@@ -67,6 +67,8 @@ def test_memory_of_a_device_that_is_not_here() -> None:
 
     assert result.exit_code == 0
     assert result.output.splitlines()[0] == "fits: device 0 needs 4.6 KiB of 80.0 GiB"
+    room = found(SCRIPT, "--memory", "80")["memory"]
+    assert (room["device"], room["limit"]) == (0, 80 * 2**30) and 4600 < room["bytes"] < 4800
 
 
 def test_what_does_not_fit_fails_with_a_table() -> None:

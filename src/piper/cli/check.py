@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,12 +70,13 @@ def check(
         inspected = inspect(target, context.args, memory)
         compiled = inspected.compiled
         proof = prove(compiled.dag, compiled.plans, compiled.roles.first)
-        if memory is not None and not as_json:
-            print(room_text(inspected))
+        room = Room.of(inspected) if memory is not None else None
+        if room is not None and not as_json:
+            print(room)
         if numerics:
-            compared(inspected, proof, steps or 3, seed or 0, every, as_json)
+            compared(inspected, proof, room, steps or 3, seed or 0, every, as_json)
         else:
-            print(as_text(ok=True, proof=asdict(proof)) if as_json else proof)
+            print(proved_text(proof, room) if as_json else proof)
     except Refused as refused:
         if as_json:
             where = getattr(refused, "where", "")
@@ -94,18 +95,36 @@ def is_table(target: Path) -> bool:
     return target.suffix == ".csv"
 
 
-def room_text(inspected: Inspected) -> str:
+@dataclass(frozen=True)
+class Room:
     """What the fullest device needs. A strategy that needs more than there is was an error."""
-    from piper.job.memory.memory_limit import fullest, require_limit
 
-    limit = require_limit(inspected.job.memory)
-    device, most = fullest(limit.peaks(inspected.compiled))
-    return f"fits: device {device} needs {size_text(most)} of {size_text(limit.bytes)}"
+    device: int
+    bytes: int
+    limit: int
+
+    @staticmethod
+    def of(inspected: Inspected) -> Room:
+        from piper.job.memory.memory_limit import fullest, require_limit
+
+        limit = require_limit(inspected.job.memory)
+        return Room(*fullest(limit.peaks(inspected.compiled)), limit.bytes)
+
+    def __str__(self) -> str:
+        needed, limit = size_text(self.bytes), size_text(self.limit)
+        return f"fits: device {self.device} needs {needed} of {limit}"
+
+
+def proved_text(proof: Proof, room: Room | None, ok: bool = True, **found: object) -> str:
+    """In JSON."""
+    memory = {} if room is None else {"memory": asdict(room)}
+    return as_text(ok=ok, proof=asdict(proof), **memory, **found)
 
 
 def compared(
-    inspected: Inspected, proof: Proof, steps: int, seed: int, every: bool, as_json: bool
-) -> None:
+    inspected: Inspected, proof: Proof, room: Room | None, steps: int, seed: int, every: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     from piper.job.numerics import compare
 
     if not as_json:
@@ -115,7 +134,7 @@ def compared(
             inspected.job, inspected.example, inspected.captured, inspected.compiled, steps, seed
         )
     if as_json:
-        print(as_text(ok=found.agrees, proof=asdict(proof), numerics=asdict(found)))
+        print(proved_text(proof, room, found.agrees, numerics=asdict(found)))
     else:
         terminal = Console()
         console = terminal if terminal.is_terminal else Console(width=160)

@@ -75,9 +75,10 @@ def streams(found: Report) -> Iterator[str]:
     """The exposed communication of each stream."""
     for stream in sorted(found.messages):
         seconds = found.exposed.get(stream, 0.0)
+        share = found.uncovered[stream] if seconds else 0.0
         yield (
             f"  {stream:9} exposed {time_text(seconds)} per device, "
-            f"{percent(found.uncovered[stream])} of its communication{MEANING.get(stream, '')}"
+            f"{percent(share)} of its communication{MEANING.get(stream, '')}"
         )
 
 
