@@ -128,10 +128,10 @@ def insert_with(
     graph: fx.Graph, meta: Mapping[str, Any], target: Callable, *args: Any, **kwargs: Any
 ) -> fx.Node:
     """A new node at the insertion point, with this metadata and its own value."""
-    node = graph.call_function(target, args, kwargs)
-    node.meta = dict(meta)
     known_args, known_kwargs = fx.map_arg((args, kwargs), value)
-    node.meta["val"] = target(*known_args, **known_kwargs)
+    found = target(*known_args, **known_kwargs)  # it may fail, and leaves no node then
+    node = graph.call_function(target, args, kwargs)
+    node.meta = {**meta, "val": found}
     return node
 
 

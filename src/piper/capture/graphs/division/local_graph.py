@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +18,7 @@ from piper.capture.graphs.division.layouts import as_traced
 from piper.capture.graphs.division.levels import Form, hosts_of, is_message, levels_of
 from piper.capture.graphs.division.notes import notes_of
 from piper.capture.graphs.division.pieces import own_piece, pack, unpack
+from piper.capture.graphs.division.refusals import values_in_division
 from piper.capture.graphs.division.rules import localized
 from piper.capture.graphs.division.search.conversions import Read
 from piper.capture.graphs.division.search.plan import Plan
@@ -25,20 +26,23 @@ from piper.capture.graphs.division.search.space import Space
 from piper.capture.kernels.conversion import CONVERT
 from piper.capture.marks.annotate import KEY
 from piper.capture.marks.runs import PIECE, REQUESTS, Piece, Run
-from piper.capture.torch_private import graph_module
+from piper.capture.torch_private import VALUE_WANTED, graph_module
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.grad_modes import Mode, Switch, autocast, modes_of
 from piper.ir.placement.placements import (
+    Constant,
     Conversion,
     Cut,
     Invariant,
     Placement,
+    Replicated,
     Returned,
     Shifted,
     local_shape,
 )
 
 aten = torch.ops.aten
+WHOLE = Invariant, Replicated, Constant
 
 
 def local_graph(traced: Traced, space: Space, plan: Plan, runs: list[Run]) -> Traced:
@@ -199,9 +203,17 @@ class _Writer:
             else:
                 reads = dict(zip(operands(node), option.inputs, strict=True))
                 every = {need: self._argument(node, need, read) for need, read in reads.items()}
-                args, kwargs = fx.map_arg((node.args, node.kwargs), every.__getitem__)
-                made = localized(self.space.call(node), option, self.emit, args, kwargs)
+                made = self._localized(node, option, every)
         self.forms[node, option.output] = made
+
+    def _localized(self, node: fx.Node, option: Option, every: Mapping[fx.Node, Any]) -> fx.Node:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), every.__getitem__)
+        try:
+            return localized(self.space.call(node), option, self.emit, args, kwargs)
+        except VALUE_WANTED:  # as `istft` looks at its window
+            if any(not isinstance(one, WHOLE) for one in (*option.inputs, option.output)):
+                raise values_in_division(line(node)) from None
+            return self._copied(node, every.__getitem__)
 
     def _count_rows(self, run: Run) -> None:
         """How many rows of each expert this device takes: a region of its own, before theirs."""

@@ -62,6 +62,14 @@ def unknown_size_in_division(where: str) -> CaptureError:
     )
 
 
+def values_in_division(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "an operator looks at values, so it cannot be divided",
+        "leave its region out of the Shard of weights or tokens",
+    )
+
+
 def memory_of_others(where: str) -> CaptureError:
     return refusal(
         where,
