@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from piper.capture.several_shapes import Visit, visit_of
 from piper.capture.trace.arguments.inputs import Inputs, spec_of
 from piper.capture.trace.arguments.outputs import Output
 from piper.capture.trace.cleanup import clean
-from piper.capture.trace.forward import Loss, Traced, trace
+from piper.capture.trace.forward import Loss, Traced, loss_graph, trace
 from piper.capture.trace.gpu_kernels import with_gpu_kernels
 from piper.capture.trace.randomness import make_reproducible
 from piper.capture.type_refusals import types_explained
@@ -133,7 +134,9 @@ def capture(
     with types_explained(model, precision):
         with torch.set_grad_enabled(trained is None):  # a forward may ask for it
             traced = trace(model, loss_fn, example, device, precision, whole)
-        form, meeting = model_form(traced, own=loss_fn is None), meeting_rows(traced)
+        form = model_form(traced, own=loss_fn is None)
+        again = partial(loss_graph, model, device=device, precision=precision, loss_fn=loss_fn)
+        meeting = meeting_rows(traced, again)
         traced = _cleaned(traced, divide)
     lowered = lower(traced, chunks := cut(traced), forward_only=trained is not None)
     ids, runs = region_ids(tags := number_tags([chunk.path for chunk in chunks]))

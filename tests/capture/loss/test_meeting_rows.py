@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from piper import Place, Split, rehearse, where
 from piper.capture.loss import meeting_rows
-from piper.capture.trace.forward import trace
+from piper.capture.trace.forward import loss_graph, trace
 from piper.models import qwen3_moe
 
 ROWS, TOKENS, WIDTH = 4, 3, 8  # the number of rows divides the width: sizes show nothing
@@ -85,7 +86,12 @@ class Net(nn.Module):
 
 def found(model: nn.Module, loss: Loss = F.mse_loss) -> str:
     x = torch.randn(ROWS, TOKENS, WIDTH)
-    return meeting_rows(trace(model, loss, (x, x), "cpu"))
+    return meeting_line(model, loss, (x, x))
+
+
+def meeting_line(model: nn.Module, loss: Any, example: tuple[Tensor, ...]) -> str:
+    again = partial(loss_graph, model, device="cpu", precision=None, loss_fn=loss)
+    return meeting_rows(trace(model, loss, example, "cpu"), again)
 
 
 @pytest.mark.parametrize(("name", "mix"), every(4, MEETING.values(), MEETING))
@@ -118,8 +124,31 @@ def test_mixtures_and_batch_norms_are_ordinary() -> None:
     mixture = qwen3_moe.Qwen3Moe(qwen3_moe.Qwen3MoeConfig(layers=1))
     norm = nn.Sequential(nn.BatchNorm1d(TOKENS), nn.BatchNorm1d(TOKENS, momentum=None))
 
-    assert meeting_rows(trace(mixture, qwen3_moe.moe_loss, (tokens, tokens), "cpu")) == ""
+    assert meeting_line(mixture, qwen3_moe.moe_loss, (tokens, tokens)) == ""
     assert found(nn.Sequential(nn.Linear(WIDTH, WIDTH), norm)) == ""
+
+
+class Windows(nn.Module):
+    """Those of all images are the rows of an attention: their number has nothing to do with that
+    of the features, and may be the same."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.mixing = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        windows = x.unflatten(1, (4, 2)).flatten(0, 1)
+        mixed = windows + self.attention(windows, windows, windows, need_weights=False)[0]
+        return (mixed + self.mixing(mixed)).view_as(x)
+
+
+@pytest.mark.parametrize("width", [2, 4, 6, 8, 12, 16, 24, 32])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8])
+def test_sizes_that_are_equal_by_chance_need_no_warning(rows: int, width: int) -> None:
+    x = torch.randn(rows, 8, width)
+
+    assert meeting_line(Windows(width), F.mse_loss, (x, x)) == ""
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from piper.capture.loss import meeting_rows
-from piper.capture.trace.forward import trace
+from piper.capture.trace.forward import loss_graph, trace
 
 Norm = Callable[[Tensor], Tensor]
 NORMS: dict[str, tuple[float, Norm]] = {
@@ -116,7 +117,9 @@ MEETING: dict[str, Norm] = {
 @pytest.mark.parametrize("name", MEETING)
 def test_rows_that_meet_in_a_norm_are_known_by_its_line(name: str) -> None:
     def line(function: Norm) -> str:
-        return meeting_rows(trace(Model(function), None, (torch.randn(4, 8),), "cpu", None))
+        model = Model(function)
+        again = partial(loss_graph, model, device="cpu", precision=None)
+        return meeting_rows(trace(model, None, (torch.randn(4, 8),), "cpu", None), again)
 
     assert "norm" in line(MEETING[name])
     assert line(lambda x: (x.norm(dim=0) ** 2).sum() / len(x)) == ""

@@ -4,7 +4,9 @@ A loop that accumulates gradients does the same. Plain training on the whole bat
 """
 
 import math
-from collections.abc import Sequence, Set
+import warnings
+from collections.abc import Callable, Sequence, Set
+from itertools import count
 from typing import Any
 
 from torch import Tensor, fx
@@ -14,32 +16,59 @@ from piper.capture.loss.calls import Call, base_name
 from piper.capture.loss.domain import FIXED, MIXED, Reduced, Root, Rows
 from piper.capture.loss.proof import batch_rows, followed
 from piper.capture.loss.rules import pairs_rows, works_along_rows
+from piper.capture.torch_private import fake_errors_unlogged
+from piper.capture.trace.arguments.inputs import Inputs
 from piper.capture.trace.forward import Traced
 
 
-def meeting_rows(traced: Traced) -> str:
+def meeting_rows(traced: Traced, again: Callable[[Inputs], fx.GraphModule]) -> str:
     """The first line that is proved to let rows meet, with its operator. Empty: none is.
 
     Batch norm is not one of them: everybody knows it. Sums over rows that end in the loss are not,
     either: side losses of mixtures are such sums.
+
+    `again` traces the model for other rows: features may be as many as the rows by chance.
     """
-    rows = traced.inputs.rows
-    if not rows:
+    inputs = traced.inputs
+    if not inputs.rows:
         return ""
+    found = _first_cause(traced.root.graph, traced.batch, inputs)
+    return "" if found is None or _by_chance(traced, again) else f"{line(found)} ({_name(found)})"
+
+
+def _name(node: fx.Node) -> str:
+    return f"aten.{base_name(node)}"
+
+
+def _by_chance(traced: Traced, again: Callable[[Inputs], fx.GraphModule]) -> bool:
+    """Whether nothing meets for a number of rows of which no size is a multiple."""
+    rows, places = traced.inputs.rows or 1, traced.root.graph.find_nodes(op="placeholder")
+    sizes = {size for node in places for size in value(node).shape if type(size) is int}
+    other = next(n for n in count(rows + 1) if all(size % n or not size for size in sizes))
+    inputs = traced.inputs.with_rows(other)
+    try:
+        with fake_errors_unlogged(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they have been seen when the model was traced
+            graph = again(inputs).graph
+    except Exception:  # it is made for these rows
+        return False
+    batch = graph.find_nodes(op="placeholder")[-len(inputs.tensors) :]
+    return _first_cause(graph, batch, inputs) is None
+
+
+def _first_cause(graph: fx.Graph, batch: Sequence[fx.Node], inputs: Inputs) -> fx.Node | None:
+    rows = inputs.rows or 0
     given = {
-        node: FIXED if k in traced.inputs.whole else batch_rows(node, rows)
-        for k, node in enumerate(traced.batch)
+        node: FIXED if k in inputs.whole else batch_rows(node, rows) for k, node in enumerate(batch)
     }
-    graph = traced.root.graph
     guessed: set[fx.Node] = set()
-    known = followed(graph, given, frozenset(traced.batch), rows, model=True, guessed=guessed)
-    used = in_order(graph, closure([traced.results[0]], stop=()))
+    known = followed(graph, given, frozenset(batch), rows, model=True, guessed=guessed)
+    used = in_order(graph, closure([graph.output_node().args[0][0]], stop=()))
     calls = [Call(node, None, known, rows, frozenset()) for node in used]
     places = _places(calls)
     causes = (_cause(call) or _beyond(call, places) for call in calls)
     proved = (one for one in filter(None, causes) if guessed.isdisjoint(closure([one], stop=())))
-    found = next(proved, None)
-    return f"{line(found)} (aten.{base_name(found)})" if found is not None else ""
+    return next(proved, None)
 
 
 def _cause(call: Call) -> fx.Node | None:
