@@ -58,6 +58,7 @@ from piper.job.optimizer_options import refuse_optimizer
 from piper.job.options import Loss, Options
 from piper.job.processes.consistency import flags
 from piper.job.python_state import PythonState
+from piper.job.trained_parameters import TrainedParameters
 from piper.runtime.batch import StepInputs
 from piper.runtime.hardware import chosen_device
 from piper.runtime.state.initial_values import initial_values
@@ -82,7 +83,7 @@ class Job:
     divided: dict[tuple[BatchKind, str], Captured] = field(default_factory=dict, repr=False)
     forms: dict[BatchKind, LossForm] = field(default_factory=dict, repr=False)  # of the loss
     trials: MicrobatchTrials = field(default_factory=MicrobatchTrials, repr=False)
-    trained: set[str] = field(default_factory=set, repr=False)  # parameters of all captures so far
+    trained: TrainedParameters = field(default_factory=TrainedParameters, repr=False)
     cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
     python_state: PythonState = field(default_factory=PythonState, repr=False)
     known_inputs: KnownInputs = field(default_factory=KnownInputs, repr=False)
@@ -166,7 +167,7 @@ class Job:
 
     def under(self, strategy: Strategy) -> Job:
         """The same job with another strategy. Both share their captures."""
-        return replace(self, strategy=strategy, cut=[])
+        return replace(self, strategy=strategy, cut=[], trained=self.trained.anywhere())
 
     def without_limit(self) -> Job:
         """The same job on devices with any amount of memory."""
@@ -209,9 +210,10 @@ class Job:
         """
         started = time.perf_counter()
         whole = self.capture_of(batch, self.first_microbatch(batch), ())
-        requests = division_requests(whole.model, self.directives(batch, costs))
+        requests = self.trained.held(division_requests(whole.model, self.directives(batch, costs)))
         parts = self.rows.of_each_size(batch).items()
         found = of_sizes({rows: self.capture_of(batch, one, requests) for rows, one in parts})
+        self.trained.see(found.model)
         LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
         return found
 
@@ -244,12 +246,9 @@ class Job:
         """For a microbatch, with these divisions."""
         given = self.model, self.loss_fn, self.converted(one).arguments, self.device.type
         try:
-            made = capture(*given, requests, self.precision, None, one.whole)
+            return capture(*given, requests, self.precision, None, one.whole)
         except CaptureError as error:
             raise about_experts(error, self.model) from None
-        buckets = (bucket for bucket in made.model.buckets.values() if bucket.trainable)
-        self.trained.update(parameter.name for each in buckets for parameter in each.parameters)
-        return made
 
     def form(self, captured: Captured, batch: Batch, always: bool = False) -> LossForm:
         """What is proved of the loss. With one microbatch, nothing needs to be, but `always`."""

@@ -35,6 +35,7 @@ class DivisionRequest:
     what: What
     axis: TeamAxis = TeamAxis()
     seeds: Mapping[str, Placement] = field(default_factory=dict)  # parameters fixed by name
+    held: Mapping[str, Placement] = field(default_factory=dict, repr=False)  # where they are so far
     attention: Attention | None = None  # of tokens; None: whatever the search finds
 
     @property

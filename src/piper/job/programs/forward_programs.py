@@ -28,6 +28,7 @@ from piper.job.compile.division import division_requests
 from piper.job.job import BatchKind, Job
 from piper.job.loop.recent import recent
 from piper.job.programs.programs import Programs
+from piper.job.trained_parameters import TrainedParameters
 from piper.names import PASS, F, Phase, amount
 from piper.runtime.execute import Kernel, Program
 from piper.runtime.forward_program import OutputProgram
@@ -182,7 +183,7 @@ class ForwardPrograms:
     def compile(self, job: Job, batch: Batch, wanted: Wanted) -> tuple[Captured, Compiled]:
         kind = self.kind(batch)
         batch = job.rows.as_first(job.judged(batch, job.microbatches), self.feed)
-        captured = captured_forward(job, batch, wanted, frozenset(self.job.trained))
+        captured = captured_forward(job, batch, wanted, self.job.trained)
         others = {rows: one.output for rows, one in captured.others.items()}
         self.outputs[kind] = {(batch.rows or 1) // job.microbatches: captured.output, **others}
         if wanted == "outputs":
@@ -220,21 +221,23 @@ def dimensions_of(job: Job, batch: Batch, captured: Captured) -> tuple[int | Non
     return OutputRows(job.model, captured.output, *given).dimensions()
 
 
-def captured_forward(job: Job, batch: Batch, wanted: Wanted, trained: frozenset[str]) -> Captured:
+def captured_forward(
+    job: Job, batch: Batch, wanted: Wanted, trained: TrainedParameters
+) -> Captured:
     """The model without gradients, divided as in training, for microbatches of each size."""
     parts = job.rows.of_each_size(batch).items()
     return of_sizes({rows: captured_part(job, one, wanted, trained) for rows, one in parts})
 
 
-def captured_part(job: Job, one: Batch, wanted: Wanted, trained: frozenset[str]) -> Captured:
+def captured_part(job: Job, one: Batch, wanted: Wanted, trained: TrainedParameters) -> Captured:
     job.find_layers(one)
     example = job.converted(one).arguments
     loss_fn: Any = job.loss_fn
     if wanted == "outputs":
         loss_fn, example = joined, (*example, None)
     given = job.model, loss_fn, example, job.device.type
-    rest = job.precision, trained, one.whole
+    rest = job.precision, frozenset(trained.names), one.whole
     undivided = job.layers.captured(job.model, lambda: capture(*given, (), *rest))
     job.python_state.see(job.model, undivided.visit)
-    requests = division_requests(undivided.model, job.strategy.directives)
+    requests = trained.held(division_requests(undivided.model, job.strategy.directives))
     return capture(*given, requests, *rest) if requests else undivided

@@ -138,11 +138,13 @@ class Space:
         request = self.requests.get(node)
         if request is None:
             return Held(read, 0.0)
-        seed = seed_of(request, self.parameters[parameter])
+        name = self.parameters[parameter]
+        seed, lies = seed_of(request, name), request.held.get(name)
         found = [
             Held(placement, self._price(request, parameter, placement, read))
             for placement in held_for(read)
             if seed in (None, placement)
+            and (lies is None or is_same_piece(placement, lies))
             and not (request.what == "tokens" and isinstance(placement, Cut))
         ]
         return min(found, key=lambda held: held.price, default=None)
@@ -187,6 +189,11 @@ def _typical(nodes: list[fx.Node]) -> float:
 def seed_of(request: DivisionRequest, name: str) -> Placement | None:
     """The placement that the user wants for a parameter. A name may be a pattern."""
     return next((p for key, p in request.seeds.items() if fnmatchcase(name, key)), None)
+
+
+def is_same_piece(one: Placement, other: Placement) -> bool:
+    """Whether each device has the same elements: what is whole may have any kind of gradient."""
+    return one == other or not (isinstance(one, Cut) or isinstance(other, Cut))
 
 
 def held_for(read: Placement) -> Iterator[Placement]:
