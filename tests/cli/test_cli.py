@@ -249,8 +249,8 @@ def test_show_says_if_another_mesh_sends_less_between_nodes() -> None:
     four = ("show", str(SCRIPT), "--dp", "2", "--per-node", "2")
 
     assert call(*four).splitlines()[-1] == (
-        "dp sends most, 2.1 KiB in a step, and crosses nodes: "
-        'mesh="pp,dp" sends 1.5 KiB between nodes instead of 2.1 KiB'
+        "dp sends most (2.1 KiB in a step) and crosses nodes: "
+        'mesh="pp,dp" sends 1.5 KiB between nodes in all instead of 2.1 KiB'
     )
     assert "mesh" not in call(*four, "--mesh", "pp,dp")
     assert "mesh" not in call("show", str(SCRIPT), "--dp", "2")

@@ -21,7 +21,10 @@ WRONG = {
     "steps": (["show", str(TINY), "--steps", "1:x"], "steps"),
     "a plan": (["show", str(TINY), "--plan", "99"], "device 99"),
     "a cluster": (["run", str(TINY), "--on", "slurm"], "slurm"),
-    "an option": (["schedule", "1f1b", "--pp", "2", "--microbatches", "4", "--remat", "x"], ""),
+    "processes as others count them": (["run", str(TINY), "--np", "2"], "Did you mean -n?"),
+    "and with a sign": (["run", str(TINY), "--nproc-per-node=2"], "Did you mean -n?"),
+    "a picture": (["view", str(TINY), "--svg", "a.pdf"], "write a.svg"),
+    "another picture": (["view", str(TINY), "--png", "a.jpg"], "write a.png"),
 }
 
 
@@ -36,7 +39,8 @@ def test_what_is_typed_wrong_is_wrong_usage(
         main()
 
     printed = "".join(capsys.readouterr())
-    assert (left.value.code, said in " ".join(printed.split())) == (2, True), printed
+    words = " ".join(printed.replace("│", " ").split())
+    assert (left.value.code, said in words) == (2, True), printed
 
 
 def test_a_mistake_in_a_script_is_none_of_usage(

@@ -243,7 +243,7 @@ def test_a_model_that_takes_too_long_is_not_tried(
         monkeypatch.setattr(trial_size, name, 1.0)
     trained(Net(MEETING["a number"]))
 
-    assert "no trial of microbatches against a whole batch (it would take seconds)" in warned.text
+    assert "could not be compared with that of a whole batch (it would take seconds)" in warned.text
 
 
 class RunningMean(nn.Module):

@@ -64,8 +64,8 @@ def test_replicas_that_send_most_are_told_to_be_neighbours(by_role: bool) -> Non
     notes = mesh_notes(compiled(heavy, by_role, dp=2), NODES)
 
     assert notes == (
-        "dp sends most, 1.0 KiB in a step, and crosses nodes: "
-        'mesh="pp,dp" sends 256 B between nodes instead of 1.0 KiB',
+        "dp sends most (1.0 KiB in a step) and crosses nodes: "
+        'mesh="pp,dp" sends 256 B between nodes in all instead of 1.0 KiB',
     )
     assert mesh_notes(compiled(heavy, by_role, dp=2, mesh="pp,dp"), NODES) == ()
     assert mesh_notes(compiled(heavy, by_role, dp=2), replace(NODES, per_node=4)) == ()
@@ -76,8 +76,8 @@ def test_stages_that_send_most_are_told_to_be_neighbours() -> None:
 
     assert mesh_notes(compiled(light, dp=2), NODES) == ()
     assert mesh_notes(compiled(light, dp=2, mesh="pp,dp"), NODES) == (
-        "pp sends most, 256 B in a step, and crosses nodes: "
-        'mesh="dp,pp" sends 32 B between nodes instead of 256 B',
+        "pp sends most (256 B in a step) and crosses nodes: "
+        'mesh="dp,pp" sends 32 B between nodes in all instead of 256 B',
     )
 
 
@@ -87,7 +87,7 @@ def test_experts_that_send_most_are_told_to_be_neighbours() -> None:
 
     (note,) = mesh_notes(compiled(model, dp=4, ep=2), NODES)
 
-    assert note.startswith("ep sends most, ")
+    assert note.startswith("ep sends most (")
     assert 'mesh="pp,dp"' in note or 'mesh="dp,pp,ep"' in note
     assert mesh_notes(compiled(model, dp=4, ep=2, mesh="dp,pp,ep"), NODES) == ()
 

@@ -16,6 +16,10 @@ from piper.cli.usage import usage
 from piper.errors import StrategyError
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # to the script
+OTHER_LAUNCHERS = {  # what they call `-n`
+    "--n", "--np", "--nproc", "--nproc-per-node", "--nproc_per_node", "--num-processes",
+    "--num_processes", "--processes", "--num-gpus", "--num_gpus",
+}  # fmt: skip
 OPTION = re.compile(r"--?([A-Za-z][\w-]+)(?:=.*)?", re.DOTALL)
 ALIKE = 0.8  # of difflib: `--numeric` is 0.93 like `--numerics`, `--steps` 0.7 like `--trace-steps`
 
@@ -60,7 +64,10 @@ class PassesOn(Command):
         target = ctx.params.get("script") or ctx.params.get("target")
         script = Path(target) if target else None  # some versions of typer still have a text here
         own = before_dashes(ctx)
-        refuse_misspelled([word for word in ctx.args if word in own], known, script)
+        passed = [word for word in ctx.args if word in own]
+        if "-n" in every_option(self):
+            refuse_other_counts(passed, script)
+        refuse_misspelled(passed, known, script)
         return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -123,6 +130,13 @@ def refuse_misspelled(
     for word, meant in near_misses(words, known):
         if script is None or not mentions(script, word):
             raise Misspelled(word, meant)
+
+
+def refuse_other_counts(words: Sequence[str], script: Path | None) -> None:
+    """The number of processes, as other launchers write it. A script would not notice it."""
+    for option in (word.partition("=")[0] for word in words):
+        if option in OTHER_LAUNCHERS and not (script is not None and mentions(script, option)):
+            raise Misspelled(option, "-n")
 
 
 def near_misses(words: Sequence[str], known: Sequence[str]) -> Iterator[tuple[str, str]]:

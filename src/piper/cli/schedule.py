@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +15,9 @@ from piper.cli.target import STRATEGIES
 from piper.cli.terminal import Devices, Steps, show_rows, window_of
 from piper.cli.usage import usage
 from piper.directives import Strategy
-from piper.errors import Problem, StrategyError, did_you_mean, nearest
+from piper.errors import Problem, StrategyError
 from piper.strategies import BUILDERS, to_csv
+from piper.strategies.other_names import no_schedule
 from piper.strategies.timing import strategy_rows
 from piper.view.schedule_grid import Window
 from piper.view.schedule_svg import svg
@@ -44,22 +44,7 @@ def built_in(name: str) -> str:
     if Path(name).suffix in (".py", *STRATEGIES):
         fix = f"write: piper show {name}"
         raise StrategyError.of("schedule", f"{name} is a file, and not a built-in schedule", fix)
-    fix = f"choose one of {', '.join(BUILDERS)}{did_you_mean(meant(name))}"
-    raise StrategyError.of("schedule", f"there is no schedule {name!r}", fix)
-
-
-def meant(name: str) -> list[str]:
-    """The schedules that somebody may call so, who knows those of torch or of papers.
-
-    >>> meant("1F1B"), meant("zero-bubble"), meant("ScheduleZBVZeroBubble"), meant("2f2b")
-    (['1f1b'], ['zb-h1', 'interleaved-zb', 'zbv'], ['zbv'], [])
-    """
-    plain = re.sub(r"^schedule|[\W_]", "", name.lower()).replace("zerobubble", "zb")
-    known = {one.replace("-", ""): one for one in BUILDERS}
-    if plain in known:
-        return [known[plain]]
-    found = [one for one in known if len(plain) > 1 and plain in one]
-    return [known[one] for one in found or nearest(plain, list(known))]
+    raise StrategyError("schedule", no_schedule(name, BUILDERS))
 
 
 def schedule(

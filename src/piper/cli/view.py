@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -41,8 +42,28 @@ SHOWN = (".py", ".json", ".csv")
 
 
 Page = Annotated[Path | None, typer.Option(*OUTPUT, help="write the page to this file")]
-Svg = Annotated[Path | None, typer.Option(help="write a picture of the first step, and no page")]
-Png = Annotated[Path | None, typer.Option(help="write it as PNG (needs matplotlib), and no page")]
+
+
+def ending(suffix: str) -> Callable[[Path | None], Path | None]:
+    """A check of a file that is written: its name says what is in it."""
+
+    def checked(file: Path | None) -> Path | None:
+        if file is not None and file.suffix.lower() not in ("", suffix):
+            meant = file.with_suffix(suffix)
+            raise typer.BadParameter(f"{file} would not be what it is called: write {meant}")
+        return file
+
+    return checked
+
+
+Svg = Annotated[
+    Path | None,
+    typer.Option(help="write a picture of the first step, and no page", callback=ending(".svg")),
+]
+Png = Annotated[
+    Path | None,
+    typer.Option(help="write it as PNG (needs matplotlib), and no page", callback=ending(".png")),
+]
 Chrome = Annotated[Path | None, typer.Option(help="write a trace for Perfetto, and no page")]
 
 

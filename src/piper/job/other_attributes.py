@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from piper.errors import InputError, NoAttribute
+from piper.errors import InputError, NoAttribute, did_you_mean, nearest
 
 STEP = "leave it out: trainer.step includes zero_grad, the backward and the optimizer's step"
 SCHEDULE = "leave it out: trainer.step includes it, after the optimizer; metrics.lr is the rate"
@@ -88,4 +88,5 @@ def missing(trainer: Any, name: str) -> AttributeError:
     """
     if name in FIXES:
         return NoAttribute.of("trainer", f"it has no {name}", FIXES[name])
-    return AttributeError(f"'Trainer' object has no attribute {name!r}", name=name, obj=trainer)
+    near = did_you_mean(nearest(name, dir(type(trainer))))
+    return AttributeError(f"'Trainer' object has no attribute {name!r}{near}")

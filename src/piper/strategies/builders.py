@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Any, TypeVar, Unpack, cast
+from typing import Any, NoReturn, TypeVar, Unpack, cast
 
 from piper.directives import Order, Strategy
 from piper.directives.arguments import Slots
-from piper.errors import StrategyError, no_option, wrong_call
+from piper.errors import Problem, StrategyError, no_option, wrong_call
 from piper.strategies import schedules
 from piper.strategies.assembly import assemble
 from piper.strategies.check import check
 from piper.strategies.export import table_of_orders
 from piper.strategies.options import PipelineOptions
+from piper.strategies.other_names import no_schedule
 from piper.strategies.pytorch_csv import parse_csv
 from piper.strategies.schedules.sizes import require_possible, require_whole
 from piper.strategies.schedules.table import Table, ranks_of
@@ -28,7 +29,20 @@ from piper.strategies.unequal_ranks import Replication
 
 Builder = TypeVar("Builder", bound=Callable[..., Strategy])
 COUNTS = ("tp", "cp", "ep", "zero", "gather_ahead")  # among the options of `assemble`
-BUILDERS: dict[str, Callable[..., Strategy]] = {}  # by the names that the command line takes
+
+
+class NoBuilder(StrategyError, KeyError):
+    """A name that no builder has."""
+
+
+class Builders(dict[str, Callable[..., Strategy]]):
+    """By the names that the command line takes."""
+
+    def __missing__(self, name: object) -> NoReturn:
+        raise NoBuilder("schedule", no_schedule(name, self))
+
+
+BUILDERS = Builders()
 
 
 def builder(name: str) -> Callable[[Builder], Builder]:
@@ -61,6 +75,11 @@ def naming_options(build: Builder) -> Builder:
         for option in options:
             if option not in full.parameters:
                 problem = no_option("a schedule", option, list(full.parameters))
+                if option == "microbatches":
+                    problem = Problem(
+                        "it was given microbatches",
+                        "leave it out: its orders or tables say how many there are",
+                    )
                 raise StrategyError("strategy", problem)
         if wrong := wrong_call(build.__name__, full, args, options):
             raise StrategyError("strategy", wrong)

@@ -1,8 +1,10 @@
 """What others call strategies, and which builder it is here."""
 
+import re
+from collections.abc import Iterable
 from types import ModuleType
 
-from piper.errors import NoAttribute
+from piper.errors import NoAttribute, Problem, did_you_mean, nearest
 
 BUILD = "strategies.one_f_one_b(pp=1, {}, microbatches=1)"
 OPTIONS = {
@@ -35,5 +37,26 @@ def missing(module: ModuleType, name: str) -> AttributeError:
     """
     if name in MEANT:
         return NoAttribute.of("strategies", f"there is no {name}", f"write {MEANT[name]}")
-    text = f"module 'piper.strategies' has no attribute {name!r}"
-    return AttributeError(text, name=name, obj=module)
+    near = did_you_mean(nearest(name, module.__all__))
+    return AttributeError(f"module 'piper.strategies' has no attribute {name!r}{near}")
+
+
+def meant(name: str, builders: Iterable[str]) -> list[str]:
+    """The schedules that somebody may call so, who knows those of torch or of papers.
+
+    >>> known = ["1f1b", "zb-h1", "interleaved-zb", "zbv"]
+    >>> meant("1F1B", known), meant("zero-bubble", known), meant("2f2b", known)
+    (['1f1b'], ['zb-h1', 'interleaved-zb', 'zbv'], [])
+    """
+    plain = re.sub(r"^schedule|[\W_]", "", name.lower()).replace("zerobubble", "zb")
+    known = {one.replace("-", ""): one for one in builders}
+    if plain in known:
+        return [known[plain]]
+    found = [one for one in known if len(plain) > 1 and plain in one]
+    return [known[one] for one in found or nearest(plain, list(known))]
+
+
+def no_schedule(name: object, builders: Iterable[str]) -> Problem:
+    every = list(builders)
+    fix = f"choose one of {', '.join(every)}{did_you_mean(meant(str(name), every))}"
+    return Problem(f"there is no schedule {name!r}", fix)

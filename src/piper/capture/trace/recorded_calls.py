@@ -7,7 +7,7 @@ shows only the way that its microbatch takes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -40,6 +40,9 @@ class RecordedCall:
     gradients: bool
     in_loss: bool
     line: str
+    inputs: tuple[tuple[Any, Any], ...] = field(
+        compare=False
+    )  # sources of tensors, and their sizes
 
     @property
     def name(self) -> str:
@@ -77,7 +80,8 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
         others = tuple(self.source(one) for one in given if not is_number(one))
         sizes = tuple(described(one) for one in results)
         how = torch.is_grad_enabled(), len(self.outputs) > self.before
-        self.calls.append(RecordedCall(func, others, numbers, sizes, *how, current_line()))
+        inputs = tuple((self.source(t), described(t)) for t in given if isinstance(t, Tensor))
+        self.calls.append(RecordedCall(func, others, numbers, sizes, *how, current_line(), inputs))
         for k, one in enumerate(results):
             if isinstance(one, Tensor):
                 self.places[id(one)] = (place, k)

@@ -55,8 +55,8 @@ EXTREME = (Kind.EXTREME_ROWS, Kind.EXTREME)
 NOT_FINITE = "its loss is not finite on random data"
 PLAIN = 8  # so often plain numbers may show in few rows what they show in many
 UNTRIED = (
-    "no trial of microbatches against a whole batch (%s); `piper check --numerics` compares a run "
-    "with plain PyTorch"
+    "on random data, the loss of microbatches could not be compared with that of a whole batch "
+    "(%s); `piper check --numerics` compares a run with plain PyTorch"
 )
 
 
@@ -87,7 +87,7 @@ class MicrobatchTrials:
             refuse_lost_rows(runs, batch.parts, batch.rows)
         self.verdicts[kind, batch.sizes] = found
         if found.untried and self.is_new(found.untried):
-            LOG.info(UNTRIED, found.untried)
+            LOG.info(UNTRIED, found.untried.rstrip("."))
         yield from filter(self.is_new, warnings(found, captured, reduction, said))
 
     def warn_once(self, line: str) -> None:

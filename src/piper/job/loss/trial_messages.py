@@ -25,6 +25,16 @@ def not_finite_alone() -> str:
     )
 
 
+def numbered_rows(where: str) -> str:
+    """Such as the first eight rows of a batch, which are those of each microbatch, too."""
+    at = f" at {where}" if where else ""
+    return (
+        f"the place of a row in its batch matters{at}: each microbatch counts its own rows, "
+        "as in a loop that accumulates gradients, so the loss differs from that of one batch; give "
+        "the batch a tensor that says it of each row, or use one microbatch and one replica"
+    )
+
+
 def no_mean_over_rows(where: str) -> str:
     at = f" ({where})" if where else ""
     return (

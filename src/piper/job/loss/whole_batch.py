@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from piper.capture import Captured, Precision
 from piper.capture.torch_private import VALUE_WANTED, fake_errors_unlogged
 from piper.capture.trace.recorded_calls import RecordedCall, RowCounts
+from piper.capture.trace.row_places import RowPlaces
 from piper.capture.trace.trials.trial_run import TrialRuns
 from piper.capture.trace.unvalued_run import calls_of
 from piper.errors import CaptureError, first_line
 from piper.job.batch.batch import Batch, Sizes
+from piper.job.loss.loss_reduction import own_rows
+from piper.job.loss.trial_messages import numbered_rows
 
 LOG = logging.getLogger("piper")
 
@@ -62,6 +65,9 @@ class WholeBatch:
         else:
             if differs is not None:
                 yield other_code(rows, differs.line)
+            elif (meeting := RowPlaces().first(own, found)) is not None:
+                say = numbered_rows if meeting.numbered else own_rows
+                yield say(meeting.line)
 
     def _calls(self, captured: Captured, rows: int) -> list[RecordedCall]:
         given = captured.inputs.with_rows(rows), captured.device, self.precision

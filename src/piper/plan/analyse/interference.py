@@ -93,7 +93,7 @@ def interference_text(found: Sequence[Pending]) -> str:
     parts: list[str] = []
     if all(one.slowdown < NOISE for one in found):
         return ""
-    for one in found:
+    for one in (each for each in found if each.slowdown >= 1):  # no message makes compute faster
         count = f"{one.messages}{' or more' if one.messages == MOST else ''}"
         noun = "message" if one.messages == 1 else "messages"
         words = f"with {count}" if parts else f"as long with {count} {noun} in flight"

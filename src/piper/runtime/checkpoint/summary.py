@@ -24,8 +24,7 @@ def summary(folder: Path) -> Iterator[str]:
     files, writers = amount(len(index.files), "file"), len(index.processes)
     by = amount(writers, "process", "processes")
     yield f"  files      {files}, {size_text(index.nbytes)}, written by {by}"
-    parts = amount(index.replicas, "part")
-    yield f"  batches    from {parts} of the data, one for each replica"
+    yield f"  batches    for {amount(index.replicas, 'replica')}"
     if others:
         yield f"other checkpoints: {', '.join(others)}"
 

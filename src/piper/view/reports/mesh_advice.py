@@ -88,8 +88,9 @@ def advice(job: JobGroups, roles: Sequence[RolePlan], node: Node) -> str | None:
         return None
     axis, size = most[0]
     return (
-        f"{axis} sends most, {size_text(size)} in a step, and crosses nodes: "
-        f'mesh="{mesh}" sends {size_text(best)} between nodes instead of {size_text(now.total())}'
+        f"{axis} sends most ({size_text(size)} in a step) and crosses nodes: "
+        f'mesh="{mesh}" sends {size_text(best)} between nodes in all instead of '
+        f"{size_text(now.total())}"
     )
 
 

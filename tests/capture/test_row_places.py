@@ -1,0 +1,196 @@
+"""Where the place of a row in its batch matters, by what a model calls for two numbers of rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from piper import Place, Split, rehearse, where
+from piper.capture.trace.arguments.inputs import inputs_of
+from piper.capture.trace.row_places import RowPlaces
+from piper.capture.trace.unvalued_run import calls_of
+from piper.job.loss import trial_size
+
+WIDTH = 8
+Form = Callable[[Tensor, Tensor], Tensor]
+Mix = Callable[[Tensor], Tensor]
+
+
+def zeroed(h: Tensor) -> Tensor:
+    h = h.clone()
+    h[4:] *= 0.5
+    return h
+
+
+PLACES: dict[str, Form] = {
+    "first rows": lambda h, y: torch.where((torch.arange(len(h)) < 8)[:, None], h, h * 0.5),
+    "parts": lambda h, y: torch.cat([h[:8], h[8:] * 0.5]),
+    "one row": lambda h, y: h + h[5:6].sum(0),
+    "the last row": lambda h, y: h + h[-1],
+    "shifted": lambda h, y: h + F.pad(h, (0, 0, 5, 0))[: len(h)],
+    "a table of places": lambda h, y: h + torch.eye(WIDTH)[(torch.arange(len(h)) > 4).long()],
+    "written": lambda h, y: zeroed(h),
+    "growing weights": lambda h, y: h * (1 + torch.arange(len(h)) // 6)[:, None],
+    "distant rows": lambda h, y: torch.einsum("ij,jd->id", torch.ones(len(h), len(h)).tril(-5), h),
+    "halves": lambda h, y: torch.cat([one * (k + 1) for k, one in enumerate(h.chunk(2))]),
+    "ramp": lambda h, y: h * torch.linspace(0, 1, len(h))[:, None],
+    "every second": lambda h, y: h + h[::2].mean(0),
+    "counted": lambda h, y: h * torch.ones(len(h)).cumsum(0)[:, None],
+    "pairs": lambda h, y: h - torch.eye(len(h)) @ h,
+    "narrowed": lambda h, y: h.narrow(0, 0, 8).mean() + h,
+    "listed": lambda h, y: h + h[[0, 1]].sum(0),
+    "compared": lambda h, y: torch.where((y > torch.arange(len(y)))[:, None], h, h * 2),
+}
+OWN: dict[str, Form] = {
+    "looked up": lambda h, y: h * (1 + h[torch.arange(len(h)), y])[:, None],
+    "behind an index": lambda h, y: h * (1 + h.mT[y, torch.arange(len(h))])[:, None],
+    "flat": lambda h, y: h * (1 + h.flatten()[torch.arange(len(h)) * WIDTH + y])[:, None],
+    "features": lambda h, y: torch.where(torch.arange(WIDTH) < 3, h, h * 0.5),
+    "parts of features": lambda h, y: torch.cat([h[:, :3], h[:, 3:] * 2], 1),
+    "ones": lambda h, y: h * torch.ones(len(h))[:, None] + torch.zeros_like(h),
+    "filled": lambda h, y: h * torch.zeros(len(h), WIDTH).scatter(1, y[:, None], 1.0),
+    "one hot": lambda h, y: h * F.one_hot(y, WIDTH),
+    "put": lambda h, y: (
+        h * torch.zeros(len(h), WIDTH).index_put((torch.arange(len(h)), y), torch.tensor(1.0))
+    ),
+    "expanded places": lambda h, y: h * torch.arange(WIDTH).expand(len(h), -1).cumsum(1),
+    "sorted and back": lambda h, y: h[y.argsort()][y.argsort().argsort()],
+    "inverse": lambda h, y: h[
+        torch.empty_like(y).scatter(0, y.argsort(), torch.arange(len(y)))
+    ],
+    "triangles of features": lambda h, y: h @ torch.ones(WIDTH, WIDTH).tril(),
+}  # fmt: skip
+
+
+class Net(nn.Module):
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.form = nn.Linear(WIDTH, WIDTH), form
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.form(self.layer(x), y)
+
+
+def line_of(form: Form) -> str | None:
+    given = torch.randn(8, WIDTH), torch.randint(WIDTH, (8,)), torch.randn(8, WIDTH)
+    inputs = inputs_of(given, frozenset())
+    own, every = (
+        calls_of(Net(form), F.mse_loss, inputs.with_rows(rows), "cpu", None) for rows in (8, 16)
+    )
+    found = RowPlaces().first(own, every)
+    return found and found.line
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_line_is_found(name: str) -> None:
+    found = line_of(PLACES[name])
+
+    assert found is not None and "test_row_places.py" in found
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_each_row_finds_for_itself_is_none(name: str) -> None:
+    assert line_of(OWN[name]) is None
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "first rows": lambda o, y: ((o - y).square().mean(1) * (torch.arange(len(o)) < 8)).mean(),
+    "late rows": lambda o, y: ((o - y).square().mean(1) * (1 + torch.arange(len(o)) // 8)).mean(),
+    "tokens": lambda o, y: ((o - y).square().flatten() * (torch.arange(o.numel()) < 64)).mean(),
+}
+
+
+@pytest.mark.parametrize("name", [*LOSSES, "model"])
+def test_large_models_are_warned_of_though_trials_run_two_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trial_size, "WHOLE", 0.0)  # as if this model was large
+    x, y = torch.randn(2, 16, WIDTH).unbind()
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    if name == "model":
+        model.append(Places())
+    strategy = [Place(where(), [0]), Split("MB", 2 if name == "model" else 4)]
+    with caplog.at_level(logging.WARNING, "piper"):
+        rehearse(model, LOSSES.get(name, F.mse_loss), strategy, [(x, y)])
+
+    assert "the place of a row in its batch matters at test_row_places.py" in caplog.text
+
+
+MEETING: dict[str, Mix] = {
+    "the largest": lambda h: h / h.abs().max(),
+    "attention": lambda h: (h @ h.T).softmax(-1) @ h,
+    "order": lambda h: h * h[:, 0].argsort()[:, None],
+    "median": lambda h: h - h.median(),
+    "distances": lambda h: h + torch.cdist(h, h).mean(1, keepdim=True),
+    "spectrum": lambda h: torch.fft.fft(h, dim=0).real,
+    "flat": lambda h: h + h.flatten().roll(8).view_as(h),
+    "quantised": lambda h: (h * 7 / h.abs().max()).round(),
+    "counted": lambda h: h / torch.bincount(h.argmax(1), minlength=WIDTH)[h.argmax(1)][:, None],
+    "softmax": lambda h: h.softmax(0),
+    "sorted": lambda h: h.sort(0).values,
+    "running": lambda h: h.cumsum(0),
+    "turned": lambda h: h + h.flip(0),
+    "normalised": lambda h: (h - h.mean(0)) / h.std(0),
+    "Gram": lambda h: h @ (h.T @ h),
+    "covered": lambda h: h.masked_fill(h > h.mean(), 0.0),
+}
+ALONE: dict[str, Mix] = {
+    "features": lambda h: h.softmax(1) + h.cumsum(1) + h.sort(1).values + h.flip(1),
+    "norms": lambda h: F.layer_norm(h, (WIDTH,)) / h.norm(dim=1, keepdim=True),
+    "batch norm": lambda h: F.batch_norm(h, torch.zeros(WIDTH), torch.ones(WIDTH), training=True),
+    "side loss": lambda h: h * h.detach(),
+    "gram of features": lambda h: (h[:, :, None] @ h[:, None]).flatten(1)[:, :WIDTH],
+    "spectrum": lambda h: torch.fft.fft(h).real,
+    "largest of each": lambda h: h / h.amax(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("rows", [6, 12])
+@pytest.mark.parametrize("name", MEETING)
+def test_rows_that_meet_are_seen_in_models_that_cannot_be_tried(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trial_size, "WHOLE", 0.0)
+    monkeypatch.setattr(trial_size, "MOST", 0.0)
+    x, y = torch.randn(2, rows, WIDTH).unbind()
+    with caplog.at_level(logging.WARNING, "piper"):
+        rehearse(Mixing(MEETING[name]), F.mse_loss, HALVES, [(x, y)])
+
+    assert " at test_row_places.py" in caplog.text
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_rows_that_do_not_meet_need_no_warning(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trial_size, "WHOLE", 0.0)
+    monkeypatch.setattr(trial_size, "MOST", 0.0)
+    x, y = torch.randn(2, 12, WIDTH).unbind()
+    with caplog.at_level(logging.WARNING, "piper"):
+        rehearse(Mixing(ALONE[name]), F.mse_loss, HALVES, [(x, y)])
+
+    assert not caplog.messages
+
+
+HALVES = [Place(where(), [0]), Split("MB", 2)]
+
+
+class Mixing(nn.Module):
+    def __init__(self, mix: Mix) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.last, self.mix = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.mix(self.layer(x)))
+
+
+class Places(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.cat([h[:8], h[8:] * 0.5])
