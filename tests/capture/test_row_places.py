@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from piper import Place, Split, rehearse, where
 from piper.capture.trace.arguments.inputs import inputs_of
+from piper.capture.trace.recorded_calls import RowCounts
 from piper.capture.trace.row_places import RowPlaces
 from piper.capture.trace.unvalued_run import calls_of
 from piper.job.loss import trial_size
@@ -44,6 +45,7 @@ PLACES: dict[str, Form] = {
     "pairs": lambda h, y: h - torch.eye(len(h)) @ h,
     "narrowed": lambda h, y: h.narrow(0, 0, 8).mean() + h,
     "listed": lambda h, y: h + h[[0, 1]].sum(0),
+    "behind another": lambda h, y: h + torch.cat([torch.zeros(1, WIDTH), h])[:-1],
     "compared": lambda h, y: torch.where((y > torch.arange(len(y)))[:, None], h, h * 2),
 }
 OWN: dict[str, Form] = {
@@ -63,6 +65,17 @@ OWN: dict[str, Form] = {
     "inverse": lambda h, y: h[
         torch.empty_like(y).scatter(0, y.argsort(), torch.arange(len(y)))
     ],
+    "two views": lambda h, y: torch.cat([h, h.flip(1)])[: len(h)] * torch.cat([h, h])[len(h) :],
+    "chunks of two": lambda h, y: sum(torch.cat([h, h * 2]).chunk(2)),
+    "more rows": lambda h, y: F.pad(h, (0, 0, 0, 3))[: len(h)],
+    "experts": lambda h, y: h.new_zeros(h.shape).index_add(
+        0, torch.where(y == 1)[0], h[torch.where(y == 1)[0]]
+    )
+    * 2,
+    "by hand": lambda h, y: torch.empty_like(h).scatter(
+        0, y.argsort()[:, None].expand_as(h), h[y.argsort()]
+    ),
+    "places in rows": lambda h, y: (h.flatten() * (torch.arange(h.numel()) % WIDTH)).view_as(h),
     "triangles of features": lambda h, y: h @ torch.ones(WIDTH, WIDTH).tril(),
 }  # fmt: skip
 
@@ -83,7 +96,7 @@ def line_of(form: Form) -> str | None:
     own, every = (
         calls_of(Net(form), F.mse_loss, inputs.with_rows(rows), "cpu", None) for rows in (8, 16)
     )
-    found = RowPlaces().first(own, every)
+    found = RowPlaces().first(own, every, RowCounts(8, 16))
     return found and found.line
 
 
@@ -138,12 +151,33 @@ MEETING: dict[str, Mix] = {
     "turned": lambda h: h + h.flip(0),
     "normalised": lambda h: (h - h.mean(0)) / h.std(0),
     "Gram": lambda h: h @ (h.T @ h),
+    "attention over rows": lambda h: F.scaled_dot_product_attention(h, h, h),
+    "recurrent": lambda h: nn.GRU(WIDTH, WIDTH)(h)[0],
+    "time that is rows": lambda h: nn.GRU(WIDTH, WIDTH)(h[:, None])[0][:, 0],
+    "convolved": lambda h: F.conv1d(h.T[None], torch.ones(WIDTH, WIDTH, 3), padding=1)[0].T,
+    "pooled": lambda h: F.avg_pool1d(h.T[None], 3, 1, 1)[0].T,
+    "normalised by all": lambda h: F.layer_norm(h, h.shape),
+    "normalised along rows": lambda h: F.instance_norm(h.T[None])[0].T,
+    "groups": lambda h: h + h.view(3, -1, WIDTH).var(0).mean(-1, keepdim=True).repeat(3, 1),
+    "solved": lambda h: torch.linalg.solve(h.T @ h + torch.eye(WIDTH), h.T).T,
+    "three": lambda h: torch.einsum("bd,cd,ce->be", h, h, h),
+    "both spectra": lambda h: torch.fft.fft2(h).real,
+    "pseudo-inverse": lambda h: torch.linalg.pinv(h).T,
+    "a slope": lambda h: F.prelu(h, h.mean().abs().view(1)),
+    "a rest": lambda h: torch.remainder(h, h.max()),
+    "turned by numbers": lambda h: 0.7 * h + 0.3 * h[torch.arange(len(h) - 1, -1, -1)],
+    "neighbours": lambda h: h + h[(torch.arange(len(h)) + 1) % len(h)],
     "covered": lambda h: h.masked_fill(h > h.mean(), 0.0),
 }
 ALONE: dict[str, Mix] = {
     "features": lambda h: h.softmax(1) + h.cumsum(1) + h.sort(1).values + h.flip(1),
     "norms": lambda h: F.layer_norm(h, (WIDTH,)) / h.norm(dim=1, keepdim=True),
     "batch norm": lambda h: F.batch_norm(h, torch.zeros(WIDTH), torch.ones(WIDTH), training=True),
+    "recurrent": lambda h: nn.GRU(WIDTH, WIDTH, batch_first=True)(h[:, None])[0][:, 0],
+    "time first": lambda h: nn.GRU(WIDTH, WIDTH)(h[None])[0][0],
+    "convolved": lambda h: F.conv1d(h[:, None], torch.ones(1, 1, 3), padding=1)[:, 0],
+    "tokens in two": lambda h: h.view(-1, 2, WIDTH // 2).softmax(-1).view_as(h),
+    "contracted features": lambda h: torch.einsum("bd,ed->be", h, torch.ones(WIDTH, WIDTH)),
     "side loss": lambda h: h * h.detach(),
     "gram of features": lambda h: (h[:, :, None] @ h[:, None]).flatten(1)[:, :WIDTH],
     "spectrum": lambda h: torch.fft.fft(h).real,
@@ -162,7 +196,7 @@ def test_rows_that_meet_are_seen_in_models_that_cannot_be_tried(
     with caplog.at_level(logging.WARNING, "piper"):
         rehearse(Mixing(MEETING[name]), F.mse_loss, HALVES, [(x, y)])
 
-    assert " at test_row_places.py" in caplog.text
+    assert "test_row_places.py" in caplog.text
 
 
 @pytest.mark.parametrize("name", ALONE)

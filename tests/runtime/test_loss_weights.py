@@ -65,15 +65,45 @@ def test_a_microbatch_without_any_label_that_counts_weighs_nothing(loss_fn: Any)
     assert_equal(result, plainly(Net(), loss_fn, batches))
 
 
-def test_a_microbatch_whose_gradient_would_be_nan_is_refused() -> None:
-    batch = (data(rows=4)[0][0], torch.tensor([-100, -100, 1, 2]))
+def by_hand(output: Tensor, labels: Tensor) -> Tensor:
+    """Its gradient is NaN where no label counts."""
+    each = functional.cross_entropy(output, labels, reduction="none")
+    return each.sum() / (labels != -100).sum()
 
-    def loss_fn(output: Tensor, labels: Tensor) -> Tensor:
-        each = functional.cross_entropy(output, labels, reduction="none")
-        return each.sum() / (labels != -100).sum()
+
+WEIGHTS = torch.tensor([1.0, 0.3, 2.0, 0.7, 1.1, 5.0])
+EMPTY: dict[str, Any] = {
+    "by hand": by_hand,
+    "class weights": partial(functional.cross_entropy, weight=WEIGHTS),
+    "smoothed class weights": nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1),
+    "a module": lambda o, y: nn.NLLLoss(weight=WEIGHTS)(o.log_softmax(1), y),
+    "chosen": lambda o, y: (
+        (o.gather(1, y.clamp(min=0)[:, None])[:, 0] * (y >= 0)).sum() / (y >= 0).sum()
+    ),
+}
+
+
+@pytest.mark.parametrize("sizes", [None, [3, 3, 3, 3], [2, 2, 4, 4]], ids=str)
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_microbatch_whose_gradient_would_be_nan_weighs_nothing(
+    name: str, sizes: list[int] | None
+) -> None:
+    labels = torch.tensor([-100, -100, -100, 1, 2, -100, 3, 3, -100, -100, -100, -100])
+    batches = [(x, labels) for x, _ in data()]
+    cut = Split("MB", 4, sizes)
+
+    result = rehearse(Net(), EMPTY[name], [*TWO, cut], batches, optimizer=SGD)
+
+    assert_equal(result, plainly(Net(), EMPTY[name], batches))
+
+
+def test_it_is_refused_where_it_would_update_buffers() -> None:
+    """It runs on the rows of another microbatch, which would count twice."""
+    batch = (data(rows=4)[0][0], torch.tensor([-100, -100, 1, 2]))
+    net = nn.Sequential(Net(), nn.BatchNorm1d(6))
 
     with pytest.raises(InputError) as refused:
-        rehearse(Net(), loss_fn, [*TWO, Split("MB", 2)], [batch])
+        rehearse(net, by_hand, [Place(where(), [0]), Split("MB", 2)], [batch])
 
     assert str(refused.value) == (
         "batch: microbatch 0 has weight 0: a mean over nothing is not a number\n"

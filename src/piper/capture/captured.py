@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -134,9 +133,7 @@ def capture(
     with types_explained(model, precision):
         with torch.set_grad_enabled(trained is None):  # a forward may ask for it
             traced = trace(model, loss_fn, example, device, precision, whole)
-        form = model_form(traced, own=loss_fn is None)
-        again = partial(loss_graph, model, device=device, precision=precision, loss_fn=loss_fn)
-        meeting = meeting_rows(traced, again)
+        form, meeting = _shown(traced, model, loss_fn)
         traced = _cleaned(traced, divide)
     lowered = lower(traced, chunks := cut(traced), forward_only=trained is not None)
     ids, runs = region_ids(tags := number_tags([chunk.path for chunk in chunks]))
@@ -165,6 +162,13 @@ def capture(
         undivided=traced.undivided,
         by_rows=traced.by_rows,
     )
+
+
+def _shown(traced: Traced, model: nn.Module, loss_fn: Loss | None) -> tuple[LossForm, str]:
+    """What a graph shows of the loss, and where rows meet."""
+    form = replace(model_form(traced, own=loss_fn is None), stateful=bool(traced.updated))
+    how = traced.device, traced.precision, loss_fn
+    return form, meeting_rows(traced, lambda inputs: loss_graph(model, inputs, *how))
 
 
 def _cleaned(traced: Traced, divide: Sequence[DivisionRequest]) -> Traced:

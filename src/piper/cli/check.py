@@ -20,6 +20,7 @@ from piper.plan.check.proof import Proof, prove
 from piper.view.reports.footprint import size_text
 
 if TYPE_CHECKING:
+    from piper.job.compile.compiler import Compiled
     from piper.job.inspection import Inspected
 
 Memory = Annotated[
@@ -68,8 +69,7 @@ def check(
         return
     try:
         inspected = inspect(target, context.args, memory)
-        compiled = inspected.compiled
-        proof = prove(compiled.dag, compiled.plans, compiled.roles.first)
+        proof = proof_of(inspected.compiled)
         room = Room.of(inspected) if memory is not None else None
         if room is not None and not as_json:
             print(room)
@@ -93,6 +93,10 @@ def check_file(target: Path, as_json: bool) -> None:
 
 def is_table(target: Path) -> bool:
     return target.suffix == ".csv"
+
+
+def proof_of(compiled: Compiled) -> Proof:
+    return prove(compiled.dag, compiled.plans, compiled.roles.first)
 
 
 @dataclass(frozen=True)

@@ -253,9 +253,10 @@ class Job:
     def form(self, captured: Captured, batch: Batch, always: bool = False) -> LossForm:
         """What is proved of the loss. With one microbatch, nothing needs to be, but `always`."""
         made = (captured, *captured.others.values())
-        pairs = zip(made, self.rows.of_each_size(batch).values(), strict=False)
-        first, *others = (self.form_of(known, one, always) for known, one in pairs)
-        return alike(replace(first, others=tuple(zip(captured.others, others, strict=True))))
+        every = zip(made, self.rows.of_each_size(batch).values(), strict=False)
+        first, *others = (self.form_of(known, one, always) for known, one in every)
+        pairs, stateful = zip(captured.others, others, strict=True), captured.form.stateful
+        return alike(replace(first, others=tuple(pairs), stateful=stateful))
 
     def form_of(self, captured: Captured, one: Batch, always: bool) -> LossForm:
         own = self.loss_fn is None and is_settled(captured.form, self.options.says_reduction)

@@ -79,6 +79,7 @@ class Program:
     batch: StepInputs = field(default_factory=lambda: StepInputs((), ()))
     totals: torch.Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
+    fills: bool = False  # microbatches in which nothing counts run on the rows of others
 
     def __post_init__(self) -> None:
         for state in self.plan.states:
@@ -87,8 +88,7 @@ class Program:
         self.device = self.state.device
         self.gathered: dict[str, GatherBuffer] = {}  # by value
         self.host = host_memory(self.device)
-        self.squares: dict[int, torch.Tensor] = {}
-        self.counted = dict(counted(self.plan))
+        self.squares, self.counted = dict[int, torch.Tensor](), dict(counted(self.plan))
         self.results = {k: self.slot(name) for k, name in results(self.plan)}
         self.exchanged = {k: tuple(map(self.slot, names)) for k, names in exchanged(self.plan)}
         self.ending = ending(self.plan)
@@ -217,7 +217,7 @@ class Program:
         return act
 
     def loaded(self, load: Load) -> torch.Tensor:
-        return self.batch.loaded(load, self.loss_dtype, self.device)
+        return self.batch.loaded(load, self.loss_dtype, self.device, self.fills)
 
     def run(self, position: int, run: Run) -> Act:
         kernel: Kernel | None = None  # made when it is first used

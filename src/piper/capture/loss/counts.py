@@ -69,7 +69,10 @@ class _Anywhere(fx.Interpreter):
     def _here(self, found: Any) -> Any:
         if isinstance(found, torch.device):
             return self.device
-        return found.to(self.device) if isinstance(found, Tensor) else found
+        if not isinstance(found, Tensor):
+            return found
+        exact = torch.get_default_dtype() is torch.float64 and found.is_floating_point()
+        return found.to(self.device, torch.float64 if exact else found.dtype)  # trials are exact
 
 
 def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divisor) -> Count | None:

@@ -52,7 +52,7 @@ class LossReduction:
             return [float(rows[k % len(rows)]) for k in range(parts)]
         found = [self.weight_of(one) for one in batch.parts(parts, sizes)]
         if self.kind == "mean" and not self.may_be_empty:
-            refuse_empty(found)
+            refuse_empty(found, fillable=not self.form.stateful)
         if self.count is not None and self.count.scale is not None:
             refuse_no_divisor([divisor(self.count, one) for one in found])
         self.refuse_different_divisors(found)
@@ -90,9 +90,7 @@ class LossReduction:
         """Whether a microbatch in which nothing counts has no gradient, rather than NaN."""
         counts = self.form.counts
         if self.count is not None and len(counts) > 1:
-            return (
-                False  # what divides by at least 1 may have a numerator, and the others have none
-            )
+            return False  # a divisor of at least 1 may have a numerator, and the others have none
         alone = self.form.kind == "mean" and not self.form.even and bool(counts)
         return alone and all(one.empty or one.scale is not None for one in counts)
 
@@ -355,9 +353,11 @@ def uncounted(form: LossForm, microbatches: Sequence[Batch]) -> InputError | Non
     return None
 
 
-def refuse_empty(weights: Sequence[float]) -> None:
+def refuse_empty(weights: Sequence[float], fillable: bool) -> None:
+    """`fillable`: one in which nothing counts may run on the rows of another, without a weight."""
+    filled = fillable and any(weight > 0 for weight in weights)
     for part, weight in enumerate(weights):
-        if weight <= 0:
+        if weight < 0 or not (weight or filled):
             raise InputError.of(
                 "batch",
                 f"microbatch {part} has weight {weight:g}: a mean over nothing is not a number",

@@ -65,7 +65,7 @@ class WholeBatch:
         else:
             if differs is not None:
                 yield other_code(rows, differs.line)
-            elif (meeting := RowPlaces().first(own, found)) is not None:
+            elif (meeting := RowPlaces().first(own, found, rows)) is not None:
                 say = numbered_rows if meeting.numbered else own_rows
                 yield say(meeting.line)
 

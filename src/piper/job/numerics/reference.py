@@ -140,7 +140,8 @@ def accumulated(
     for k, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
         buffers.use(k)
         loss = loss_of(model, job, piece)
-        (loss * weight).backward()
+        if weight:  # else it may be a mean over nothing
+            (loss * weight).backward()
         losses.append(loss.item())
     return sum(w * v for w, v in zip(weights, losses, strict=True) if w), losses
 

@@ -27,6 +27,7 @@ from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.job.compile.division import division_requests
 from piper.job.job import BatchKind, Job
 from piper.job.loop.recent import recent
+from piper.job.loss.mean_loss_check import refuse_no_mean
 from piper.job.programs.programs import Programs
 from piper.job.trained_parameters import TrainedParameters
 from piper.names import PASS, F, Phase, amount
@@ -161,6 +162,7 @@ class ForwardPrograms:
 
         kind = Program if wanted == "loss" else OutputProgram
         program = kind(mine.plan, kernel, state, comm, getattr(torch, mine.common.loss))
+        program.fills = not mine.common.form.stateful
         keep_constant(state, mine.common.form.held, job.initial)
         self.forms[self.kind(batch)] = mine.common.form
         self.asked[self.kind(batch)] = mine.common.asked
@@ -190,12 +192,29 @@ class ForwardPrograms:
             self.row_dimensions[kind] = dimensions_of(job, batch, captured)
         if wanted == "loss":
             captured = replace(captured, form=job.form(captured, batch, always=True))
+            warn_of_average(job, captured, batch)
         program = job.rows.written(job.strategy.directives, batch)
         model = captured.model_with(())
         refuse_other_layers(job.strategy, model, wanted)
         costs = job.machine.costs(model)
         compiled = compile_strategy(model, program, costs=costs, by_role=True)
         return captured, compiled
+
+
+def warn_of_average(job: Job, captured: Captured, batch: Batch) -> None:
+    """A loss that is no mean over rows, as far as Piper sees, of a model with one microbatch: the
+    batches of an evaluation are averaged, as a loop would do."""
+    form, said = captured.form, job.options.says_reduction
+    if form.kind is not None or said or job.loss_fn is None or job.all_microbatches > 1:
+        return
+    try:
+        refuse_no_mean(job.loss_fn, captured.output, batch, batch.rows or 0, "mean", form.dims)
+    except InputError:
+        job.trials.warn_once(
+            "evaluate averages the losses of batches by their rows, as Piper does not see that the "
+            'loss is a mean over rows: if it is a sum over rows, give the Trainer reduction="sum"; '
+            "if rows have different weights, loss_weight=lambda *microbatch: the weight of its rows"
+        )
 
 
 def refuse_other_layers(strategy: Strategy, model: Model, wanted: Wanted) -> None:
