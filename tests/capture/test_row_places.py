@@ -46,6 +46,9 @@ PLACES: dict[str, Form] = {
     "narrowed": lambda h, y: h.narrow(0, 0, 8).mean() + h,
     "listed": lambda h, y: h + h[[0, 1]].sum(0),
     "behind another": lambda h, y: h + torch.cat([torch.zeros(1, WIDTH), h])[:-1],
+    "mixed up": lambda h, y: 0.7 * h + 0.3 * h[torch.randperm(len(h))],
+    "mixed up by draws": lambda h, y: 0.7 * h + 0.3 * h[torch.rand(len(h)).argsort()],
+    "groups of four": lambda h, y: torch.zeros_like(h).index_add(0, torch.arange(len(h)) // 4, h),
     "compared": lambda h, y: torch.where((y > torch.arange(len(y)))[:, None], h, h * 2),
 }
 OWN: dict[str, Form] = {
@@ -65,6 +68,8 @@ OWN: dict[str, Form] = {
     "inverse": lambda h, y: h[
         torch.empty_like(y).scatter(0, y.argsort(), torch.arange(len(y)))
     ],
+    "of a type": lambda h, y: h + torch.linspace(0, 1, WIDTH).to(h) + torch.ones(WIDTH).type_as(h),
+    "sizes of one": lambda h, y: h + torch.zeros_like(h[:1]) + h.new_ones(h[0].shape),
     "two views": lambda h, y: torch.cat([h, h.flip(1)])[: len(h)] * torch.cat([h, h])[len(h) :],
     "chunks of two": lambda h, y: sum(torch.cat([h, h * 2]).chunk(2)),
     "more rows": lambda h, y: F.pad(h, (0, 0, 0, 3))[: len(h)],
@@ -167,6 +172,11 @@ MEETING: dict[str, Mix] = {
     "a rest": lambda h: torch.remainder(h, h.max()),
     "turned by numbers": lambda h: 0.7 * h + 0.3 * h[torch.arange(len(h) - 1, -1, -1)],
     "neighbours": lambda h: h + h[(torch.arange(len(h)) + 1) % len(h)],
+    "the same for all": lambda h: h.mean(0).expand(len(h), -1),
+    "prototypes": lambda h: torch.zeros(3, WIDTH).index_add(0, h.detach().argmax(1) % 3, h)[
+        h.detach().argmax(1) % 3
+    ],
+    "product of three": lambda h: torch.linalg.multi_dot([h, h.T, h]),
     "covered": lambda h: h.masked_fill(h > h.mean(), 0.0),
 }
 ALONE: dict[str, Mix] = {

@@ -434,3 +434,26 @@ def test_predictions_need_no_labels() -> None:
         trainer.predict(x, x)
 
     assert "leave out the labels" in str(refused.value)
+
+
+def smoothed(o: Tensor, y: Tensor) -> Tensor:
+    """A mean over labels, which the graph does not show, as it writes to a part of a tensor."""
+    wanted = torch.full_like(o, 0.05).scatter_(1, y[:, None], 0.9)
+    wanted[..., 0] = 0
+    each = functional.kl_div(o.log_softmax(-1), wanted * (y != 0)[:, None], reduction="sum")
+    return each / (y != 0).sum()
+
+
+def test_an_average_of_batches_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    net, draw = nn.Linear(6, 4).double(), torch.Generator().manual_seed(1)
+    batches = [
+        (torch.randn(n, 6, generator=draw).double(), torch.randint(4, (n,), generator=draw))
+        for n in (8, 8, 5)
+    ]
+    with (
+        caplog.at_level("WARNING", "piper"),
+        piper.Trainer(net, smoothed, None, example=batches[0], device="cpu") as trainer,
+    ):
+        trainer.evaluate(batches)
+
+    assert caplog.text.count("evaluate averages the losses of batches by their rows") == 1

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from piper import rehearse
+from piper.errors import PiperError
 from piper.strategies import one_f_one_b
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -55,3 +56,26 @@ def test_it_trains_as_plain_pytorch_without_a_warning(
         given = found.parameters[name], parameter.detach()
         torch.testing.assert_close(*given, rtol=1e-10, atol=1e-12)
     assert "calls something else" not in caplog.text
+
+
+class Chosen(nn.Module):
+    """The tokens that a mask of the batch chooses: nobody knows how many there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.layer(x)[mask].view(len(x), -1, 3)
+
+
+def test_a_loss_of_outputs_of_unknown_size_is_no_raw_error() -> None:
+    x, mask = torch.randn(4, 6, 4).double(), torch.ones(4, 6, dtype=torch.bool)
+
+    def loss_fn(output: Tensor, labels: Tensor) -> Tensor:
+        return output.amax(1).logsumexp(0).sum() + labels.mean()
+
+    with pytest.raises(PiperError):
+        rehearse(
+            Chosen(), loss_fn, one_f_one_b(pp=1, microbatches=2), [(x, mask, x)], optimizer=SGD
+        )

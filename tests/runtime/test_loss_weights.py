@@ -37,6 +37,19 @@ LABELLED: dict[str, Callable[..., Any]] = {
 WAYS = product(LABELLED, ["microbatches", "replicas"])
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_class_weights_of_any_value_are_counted_exactly(seed: int) -> None:
+    """In float32: trials run in float64, and a sum in float32 would be another one."""
+    weight = torch.rand(6, generator=torch.Generator().manual_seed(seed)) * 3 + 0.1
+    loss_fn = nn.CrossEntropyLoss(weight=weight)
+    labels = torch.randint(0, 6, (12,), generator=torch.Generator().manual_seed(seed))
+    batches = [(x, labels) for x, _ in data()]
+
+    result = rehearse(Net(), loss_fn, [*TWO, Split("MB", 4)], batches, optimizer=SGD)
+
+    assert_equal(result, plainly(Net(), loss_fn, batches))
+
+
 @pytest.mark.parametrize(("loss", "strategy"), every(5, WAYS))
 def test_a_mean_over_labels_that_count_is_weighed_by_them(loss: str, strategy: str) -> None:
     """Piper counts them. Microbatches with few of them must weigh less."""

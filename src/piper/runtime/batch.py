@@ -26,8 +26,9 @@ class StepInputs:
     whole: frozenset[int] = frozenset()  # inputs that every microbatch gets as they are
 
     def stand_in(self, load: Load) -> int:
-        """The microbatch of this size with the largest weight, for one that has none."""
-        if self.weights[load.part]:
+        """The microbatch of this size with the largest weight, for one that has none. Where none
+        has any, nothing is trained or evaluated."""
+        if self.weights[load.part] or not any(self.weights):
             return load.part
         rows = rows_in(load, load.part)
         alike = [part for part in range(len(self.weights)) if rows_in(load, part) == rows]

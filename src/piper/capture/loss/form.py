@@ -221,7 +221,10 @@ def _traced_loss(
 
     described = [leaf for leaf in leaves if _is_tensor(leaf)]
     described += [(tuple(t.shape), t.dtype) for t in wanted if isinstance(t, Tensor)]
-    with torch_private.new_fake_mode(), ReplacedCalls(IN_PROOFS), numbers_as_text(), forgetting():
+    with (
+        torch_private.new_fake_mode(), ReplacedCalls(IN_PROOFS), numbers_as_text(), forgetting(),
+        tracing_private.unchecked_distributions(),
+    ):  # fmt: skip
         sizes = [
             size if k - len(described) in kept else _times(size, rows, times, dims[k : k + 1])
             for k, (size, _) in enumerate(described)

@@ -28,9 +28,9 @@ PUTS = frozenset({
 })  # fmt: skip
 PADS = ("pad", "constant_pad_nd")
 GIVEN = ("empty", "empty_strided")  # as parameters and batches come into a trace
-NUMBERING = frozenset(
-    {"arange", "range", "linspace", "eye", "tril_indices", "triu_indices", "diag"}
-)
+NUMBERING = frozenset({
+    "arange", "range", "linspace", "eye", "tril_indices", "triu_indices", "diag", "randperm",
+})  # fmt: skip
 TRIANGLES = frozenset({"tril", "triu"})
 OFFSETS = frozenset({
     "add", "radd", "iadd", "sub", "rsub", "mul", "rmul", "imul", "clone", "long", "int", "to",
@@ -68,12 +68,12 @@ MATRICES = frozenset({  # of the last two dimensions
     "scaled_dot_product_attention", "fft_fft2", "fft_ifft2", "fft_rfft2", "fft_fftn", "linalg_pinv",
     "linalg_inv", "linalg_svd", "linalg_qr", "linalg_eigh", "linalg_cholesky", "linalg_solve",
     "linalg_lstsq", "linalg_matrix_norm", "inverse", "pinverse", "svd", "qr", "cholesky", "cov",
-    "corrcoef",
+    "corrcoef", "linalg_multi_dot", "chain_matmul",
 })  # fmt: skip
 VIEWS = frozenset({"view", "reshape", "unflatten"})
 TURNS = frozenset({
     "flip", "roll", "remainder", "mod", "fmod", "floor_divide", "floordiv", "rsub", "neg",
-    "randperm",
+    "randperm", "argsort", "sort", "topk",
 })  # fmt: skip
 
 
@@ -182,6 +182,12 @@ class Both:
         return not letters <= set(result) and bool(letters & set(result))
 
     @property
+    def gives_rows(self) -> bool:
+        """Whether a forward makes floating-point numbers for rows."""
+        pairs = zip(self.results, self.all.sizes, strict=True)
+        return not self.all.in_loss and any(s and not is_integer(one) for s, one in pairs)
+
+    @property
     def moves(self) -> bool:
         """Whether numbers of rows are in another order."""
         given = self.all.numbers
@@ -195,7 +201,8 @@ class Both:
         if name in TRIANGLES and sizes and sizes[0] is not None:
             pairs = zip(sizes[0][1][-2:], self.all.sizes[0][1][-2:], strict=True)
             return any(a != b for a, b in pairs)
-        return name in NUMBERING or (name in RUNNING and self.is_along_rows)
+        along = name in RUNNING or name in ORDERS  # of what is drawn for each row, say
+        return name in NUMBERING or (along and self.is_along_rows)
 
     @property
     def is_along_rows(self) -> bool:
@@ -262,6 +269,8 @@ class RowPlaces:
             found = self.kind(both := Both(*pair, rows))
             if isinstance(found, Meeting):
                 return found
+            if found is Kind.OF_ALL and both.gives_rows:  # a mean of all rows, for each of them
+                return Meeting(both.all.line, numbered=False)
             for k, sizes in enumerate(both.results):
                 lost = found in COUNTED and not sizes
                 self.kinds[place, k] = Kind.CONSTANT if lost else found

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from piper.capture.tracing_private import unchecked_distributions
 from piper.errors import InputError, first_line
 from piper.job.batch.batch import Batch
 from piper.job.loss.loss_reduction import COMPARED, Reduction
@@ -40,6 +41,9 @@ def refuse_no_mean(
     halves, as far as it can be evaluated. `dims`: where outputs have rows, if sizes do not say it.
     """
     if loss_fn is None:
+        return
+    if any(not isinstance(size, int) for leaf in output[0] if is_tensor(leaf) for size in leaf[0]):
+        raise_untestable(kind, "a size of an output of the model depends on values")
         return
     own, output, labels = prepared(loss_fn, output, batch, dims)
     if not any(is_batched(leaf, samples) for leaf in output[0]):
@@ -288,8 +292,8 @@ class Trial:
             with torch.no_grad():
                 return torch.as_tensor(loss_fn(pytree.tree_unflatten(outputs, spec), wanted))
 
-        with warnings.catch_warnings():  # about shapes that only a trial gives
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(), unchecked_distributions():
+            warnings.simplefilter("ignore")  # about shapes that only a trial gives
             return [loss(0, 1), loss(0, 2), loss(1, 2)]
 
     def outcome(self, loss_fn: Callable[..., Any]) -> Outcome:

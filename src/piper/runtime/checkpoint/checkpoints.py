@@ -27,6 +27,7 @@ from piper.runtime.checkpoint.reader import Reader
 from piper.runtime.checkpoint.resume import resume
 from piper.runtime.checkpoint.save import Run, opened, snapshot, write
 from piper.runtime.checkpoint.weights import Rename
+from piper.runtime.processes.world import closed_at_exit
 from piper.runtime.state.constants import refuse_other_values
 from piper.runtime.state.device_state import DeviceState
 
@@ -47,6 +48,7 @@ class Checkpoints:
     def peers(self) -> Peers:
         if not self.made:
             self.made.append(peers())
+            closed_at_exit(self)
         return self.made[0]
 
     def save(
@@ -142,6 +144,7 @@ class Checkpoints:
             self.finish()
         finally:
             release(self.locks)
+            self.made.clear()
 
     def refuse_failed(self, anywhere: bool) -> None:
         """All processes raise in the same call, if a checkpoint of one of them is lost."""

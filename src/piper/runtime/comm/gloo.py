@@ -16,7 +16,7 @@ from piper.plan.analyse.required_communicators import RequiredCommunicators, Tea
 from piper.plan.instructions import Shape, is_dynamic
 from piper.runtime.comm.exchange_thread import ExchangeThread
 from piper.runtime.comm.token_routes import by_device, by_expert, by_source, local_counts, totals
-from piper.runtime.processes.world import patience
+from piper.runtime.processes.world import closed_at_exit, patience
 
 Tensors = tuple[torch.Tensor, ...]
 Group = tuple[int, ...]  # devices of a collective, in rising order
@@ -158,7 +158,7 @@ def as_bytes(rows: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
-@dataclass
+@dataclass(eq=False)
 class ProcessComm:
     """Processes joined by torch.distributed. Each stream has its own process group."""
 
@@ -171,6 +171,7 @@ class ProcessComm:
 
     def extend(self, needs: RequiredCommunicators) -> None:
         """Make the groups that are missing. Every process makes the same ones in the same order."""
+        closed_at_exit(self)
         self.totals.append(needs.totals)
         here = dist.get_rank() if dist.is_initialized() else 0
         self.dynamic_links.update(needs.dynamic_links)
@@ -329,6 +330,7 @@ class ProcessComm:
         for group in self.groups.values():
             if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER:
                 dist.destroy_process_group(group)
+        self.groups.clear()
 
 
 # Newer versions of torch have the first name, and warn about the second.

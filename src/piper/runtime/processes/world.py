@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import weakref
 from datetime import timedelta
 from pathlib import Path
+from typing import Protocol
 
 import torch.distributed as dist
 
@@ -18,6 +20,7 @@ from piper.runtime.processes.waits import open_board
 
 LAUNCHED = "PIPER_LAUNCHED"  # set by `piper.launch`: the call, with {n} for the processes
 _patience = timedelta(minutes=10)  # what the last Trainer was given
+_open: weakref.WeakSet[Groups] = weakref.WeakSet()
 
 
 def join(timeout: float, on_gpu: bool = False) -> int:
@@ -40,10 +43,23 @@ def join(timeout: float, on_gpu: bool = False) -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+class Groups(Protocol):
+    """What has process groups."""
+
+    def close(self) -> None: ...
+
+
+def closed_at_exit(one: Groups) -> None:
+    """Groups end with the last reference to them."""
+    _open.add(one)
+
+
 def leave() -> None:
     """End the threads of gloo where a script ends: a tensor that one of them frees when Python is
     gone aborts the process. After an error, messages may be left that they would wait for."""
     if dist.is_initialized() and not hasattr(sys, "last_value"):
+        for one in list(_open):
+            one.close()
         dist.destroy_process_group()
 
 
