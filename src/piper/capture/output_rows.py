@@ -72,6 +72,8 @@ class OutputRows:
 
 
 def _is_unclear(shape: Sequence[int], rows: int) -> bool:
+    if not all(isinstance(size, int) for size in shape):  # some follow from values
+        return False
     return len(shape) > 1 and (shape[0] != rows or rows in shape[1:])
 
 

@@ -29,13 +29,14 @@ def mixed_types(where: str, found: list[torch.dtype]) -> MixedTypes:
     )
 
 
-def norm_types(where: str, dtype: torch.dtype) -> CaptureError:
-    name = name_of(dtype)
+def norm_types(where: str, dtype: torch.dtype, dims: int) -> CaptureError:
+    """`dims`: of the batch, with rows and channels."""
+    name, kind = name_of(dtype), f"torch.nn.BatchNorm{max(1, dims - 2)}d"
     return CaptureError.of(
         where,
         f"a batch norm has weights in {name} and statistics in another type, which torch does not "
         "run on a CPU",
-        f'keep its types: precision=piper.Precision(compute="{name}", keep=[torch.nn.BatchNorm2d])',
+        f'keep its types: precision=piper.Precision(compute="{name}", keep=[{kind}])',
     )
 
 

@@ -33,6 +33,7 @@ class Count:
     scale: str | None = None
     full: int | None = None  # the total if everything counts; None: not known
     empty: bool = False  # whether gradients are zero, not NaN, where nothing counts
+    weighed: str = ""  # how, in words, if they do not all count the same
 
 
 def counted(count: Count, tensors: Sequence[Tensor]) -> float:
@@ -120,7 +121,9 @@ def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divis
     make_plain(graph)
     if is_drawn(graph):
         return None
-    return Count(what, _text(root, graph), scale, full, empty)
+    by_class = isinstance(found, Labels) and found.weight is not None
+    weighed = ", each by the weight of its class" * by_class
+    return Count(what, _text(root, graph), scale, full, empty, weighed)
 
 
 def read_by(found: Divisor) -> set[fx.Node]:

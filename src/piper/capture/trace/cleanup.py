@@ -107,7 +107,7 @@ def _refuse_mixed_norm(node: fx.Node) -> None:
     tensors = [given[name] for name in ("weight", "running_mean")]
     found = [value(one) for one in tensors if isinstance(one, fx.Node)]
     if len({one.dtype for one in found}) > 1 and found[0].device.type == "cpu":
-        raise norm_types(line(node), found[0].dtype)
+        raise norm_types(line(node), found[0].dtype, value(given["input"]).dim())
 
 
 def _must_stay(node: fx.Node) -> bool:

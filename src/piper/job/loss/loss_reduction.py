@@ -131,7 +131,7 @@ class LossReduction:
         if self.weight is None and self.count is not None:
             yield (
                 f"the loss is a mean over {self.count.what}: a microbatch counts by how many of "
-                "them it has"
+                f"them it has{self.count.weighed}"
             )
         elif self.weight is None and self.form.kind == "sum":
             yield "the loss is a sum over rows: the losses of microbatches are added up"
