@@ -46,7 +46,7 @@ EXAMPLES: list[tuple[type[nn.Module], Any, Any, str, str]] = [
     (Net, F.mse_loss, ([X, Y],), "called with 0 inputs; the last argument", "write (x, y)"),
     (Net, F.mse_loss, {"z": X, "labels": Y}, "called with z", "name entries"),
     (OwnLoss, None, (X, Y, Y), "OwnLoss.forward(x, y) cannot be called with 3", "those that"),
-    (Net, None, (X, Y), "Net.forward(x) cannot be called with 2 inputs", "give loss_fn for the"),
+    (Net, None, (X, Y), "Net.forward(x) cannot be called with 2 inputs", "give loss_fn, which"),
     (OwnLoss, None, (X,), "called with 1 input", "those that the model takes"),
     (OwnLoss, None, ([X, Y],), "called with 1 input", "in a list of their own: write (*inputs)"),
     (OwnLoss, F.mse_loss, ((X, X), Y), "called with 1 input", "own: write (*inputs, y)"),

@@ -153,8 +153,8 @@ def test_no_strategy_is_one_device() -> None:
         (
             (torch.zeros(8, 6), torch.zeros(4, 6)),
             "batch: its tensors have different numbers of rows: [8, 4]\n"
-            "  fix: give every tensor the batch as its first dimension, or name those that every "
-            'microbatch gets whole: whole=["mask"]',
+            "  fix: give every tensor, labels too, the rows of one batch as its first dimension, "
+            'or name those that every microbatch gets whole: whole=["mask"]',
         ),
         (
             (1.0, 2.0),

@@ -94,7 +94,10 @@ def nothing_in_common(dag: Dag, wanted: Both) -> Problem:
 
 def unknown_key(dag: Dag, key: str) -> Problem:
     if tuple(dag.tag_names) == (PASS,):
-        fix = f'write `with piper.annotate("{key}"):` around parts of its forward'
+        fix = (
+            f'write `with piper.annotate("{key}"):` around parts of its forward; or '
+            "piper.tag_layers(model, x), which names its layers L=0, L=1 and so on"
+        )
         return Problem(f"no region has the tag {key}: the model has no annotations", fix)
     near = get_close_matches(key, set(dag.tag_names) - {PASS}, n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]}?" if near else ""

@@ -130,8 +130,8 @@ def refuse_uneven(batch: Batch, replicas: int, parts: int) -> None:
         raise InputError.of(
             "batch",
             f"its tensors have different numbers of rows: {rows}",
-            "give every tensor the batch as its first dimension, or name those that every "
-            'microbatch gets whole: whole=["mask"]',
+            "give every tensor, labels too, the rows of one batch as its first dimension, or name "
+            'those that every microbatch gets whole: whole=["mask"]',
         )
     if rows[0] == 0:
         raise InputError.of("batch", "it has no rows", "leave out empty batches")

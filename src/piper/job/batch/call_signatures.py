@@ -16,7 +16,7 @@ from piper.runtime.torch_private import has_input_hooks
 Arguments = tuple[Any, ...]
 LIST = "a tuple or list holds the arguments of a step"
 TAKEN = "give those that the model takes"
-LOSS = "give loss_fn for the last one: None means that the model has its own loss"
+LOSS = "give loss_fn, which the last value is for"
 SEVERAL = "several labels are one tuple, (x, (y, z))"
 
 
@@ -49,9 +49,13 @@ def fix(
         return f"the inputs are in a {type(given[0]).__name__} of their own: write (*inputs{last})"
     if loss_fn is None:
         listed = len(given) > 1 and fits(shape, (given,), {})
-        taken = f"{LIST}: {'put a list into another one, ([a, b],)' if listed else TAKEN}"
+        taken = "put a list into another one, ([a, b],)" if listed else TAKEN
         has_labels = len(arguments) > 1 and fits(shape, *split(arguments[:-1]))
-        return f"{LOSS}; or, as {taken}" if has_labels else taken
+        return (
+            f"{LOSS}; or, for a model with a loss of its own, {taken}"
+            if has_labels
+            else (f"{LIST}: {taken}")
+        )
     if len(arguments) == 1 and isinstance(arguments[0], tuple | list):
         return f"{LIST}: write (x, y), or ([a, b], y) for a model that takes a list"
     if fits(shape, *split(arguments)):
