@@ -32,8 +32,9 @@ SAME_SHAPES = (
     "batch (drop_last=True)"
 )
 SAME_ROWS = (
-    "leave out a smaller last batch (drop_last=True), or, if replicas always have different "
-    "numbers of rows, give the strategy replica_sizes=, such as "
+    "load data by trainer.replica: processes of one replica have the same batch; and leave out a "
+    "smaller last batch (drop_last=True), or, if replicas always have different numbers of rows, "
+    "give the strategy replica_sizes=, such as "
 )
 NO_MORE_BATCHES = "the end of evaluate"  # before that, each of its batches is like a step
 OF_FIRST = "of the first replica, with replica_sizes="  # in the kind of a step
