@@ -134,6 +134,7 @@ def from_pretrained(
             trainer.step(batch)
         trainer.save_pretrained("tuned")
     """
+    refuse_wrong_type(dtype)
     given, folder = config_of(folder_or_config)
     config = copy.deepcopy(given)
     chosen, trained = adapter_config(adapter) if adapter is not None else (None, None)
@@ -219,6 +220,12 @@ def built(config: Any, name: str | None, dtype: torch.dtype | None) -> torch.nn.
         except InputError as error:
             LOG.info("experts stay as transformers has them, and cannot be divided: %s", error)
     return model.train()
+
+
+def refuse_wrong_type(dtype: Any) -> None:
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        fix = 'write dtype=torch.bfloat16, for weights in it, or precision="bf16" to compute in it'
+        raise InputError.of("dtype", f"{dtype!r} is not a type of torch", fix)
 
 
 def as_given(used: Any, given: Any) -> Any:

@@ -121,6 +121,17 @@ def test_experts_can_be_divided_at_once() -> None:
     assert {one.dtype for one in model.parameters()} == {torch.bfloat16}
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "bfloat16", "float32"])
+def test_a_type_is_one_of_torch(dtype: str) -> None:
+    with pytest.raises(InputError, match="is not a type of torch"):
+        piper.from_pretrained(config(), example=batches()[0], dtype=dtype)
+
+
+def test_a_misspelt_class_gets_the_right_one() -> None:
+    with pytest.raises(InputError, match="did you mean LlamaForCausalLM?"):
+        model_class(config(), "LlamaForCausaLM")
+
+
 def test_what_is_no_model_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a folder with a config.json"):
         config_of(tmp_path)

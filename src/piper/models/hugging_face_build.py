@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from piper.errors import InputError
+from piper.errors import InputError, did_you_mean, nearest
 from piper.models.transformers_private import bare_copy, causal_model_class, initialise
 
 
@@ -31,7 +31,10 @@ def config_of(given: Any) -> tuple[Any, Path | None]:
     if isinstance(given, transformers.PretrainedConfig):
         return given, None
     what = f"it is given a {type(given).__name__}"
-    raise _refused(what, "give a folder, or a configuration such as transformers.LlamaConfig(...)")
+    fix = "give a folder, or a configuration such as transformers.LlamaConfig(...)"
+    if isinstance(given, nn.Module):
+        fix += "; a model that is there trains by piper.Trainer(model, None, strategy, example=...)"
+    raise _refused(what, fix)
 
 
 def model_class(config: Any, name: str | None = None) -> type[nn.Module]:
@@ -42,7 +45,8 @@ def model_class(config: Any, name: str | None = None) -> type[nn.Module]:
         found = getattr(transformers, named, None)
         if found is None:
             what = f"transformers has no model {named}"
-            raise _refused(what, 'write model_class="..." with one of its classes')
+            near = did_you_mean(nearest(named, dir(transformers)))
+            raise _refused(what, f'write model_class="..." with one of its classes{near}')
         return found
     causal = causal_model_class(transformers, config)
     if causal is None:

@@ -94,7 +94,8 @@ def is_there(peers: Peers, folder: Path, missing_ok: bool) -> bool:
                 "give a folder that all hosts share",
             )
     if not any(views):
-        raise refused(f"{folder} is not a checkpoint", WHERE)
+        fix = f"{WHERE}; to begin where there is none yet, write missing_ok=True"
+        raise refused(f"{folder} is not a checkpoint", fix)
     return True
 
 
