@@ -86,13 +86,9 @@ def by_hand(output: Tensor, labels: Tensor) -> Tensor:
 
 WEIGHTS = torch.tensor([1.0, 0.3, 2.0, 0.7, 1.1, 5.0])
 EMPTY: dict[str, Any] = {
-    "by hand": by_hand,
     "class weights": partial(functional.cross_entropy, weight=WEIGHTS),
     "smoothed class weights": nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1),
     "a module": lambda o, y: nn.NLLLoss(weight=WEIGHTS)(o.log_softmax(1), y),
-    "chosen": lambda o, y: (
-        (o.gather(1, y.clamp(min=0)[:, None])[:, 0] * (y >= 0)).sum() / (y >= 0).sum()
-    ),
 }
 
 
@@ -110,13 +106,34 @@ def test_a_microbatch_whose_gradient_would_be_nan_weighs_nothing(
     assert_equal(result, plainly(Net(), EMPTY[name], batches))
 
 
-def test_it_is_refused_where_it_would_update_buffers() -> None:
-    """It runs on the rows of another microbatch, which would count twice."""
-    batch = (data(rows=4)[0][0], torch.tensor([-100, -100, 1, 2]))
-    net = nn.Sequential(Net(), nn.BatchNorm1d(6))
+def by_positives(output: Tensor, labels: Tensor) -> Tensor:
+    """Rows without a positive one are in the sum, too."""
+    wanted = (labels > 0).to(output.dtype)
+    each = functional.binary_cross_entropy_with_logits(output[:, 0], wanted, reduction="none")
+    return each.sum() / wanted.sum()
+
+
+SMOOTHED = torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0, 1.0])
+REFUSED: dict[str, tuple[list[int], Any, Any]] = {
+    "by hand": ([-100, -100, 1, 2], Net, by_hand),
+    "by positives": ([0, 0, 1, 2], Net, by_positives),
+    "a class without a weight": (
+        [0, 0, 1, 2], Net, nn.CrossEntropyLoss(weight=SMOOTHED, label_smoothing=0.1)
+    ),
+    "updated buffers": (
+        [-100, -100, 1, 2], lambda: nn.Sequential(Net(), nn.BatchNorm1d(6)), EMPTY["class weights"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_where_something_would_be_lost(name: str) -> None:
+    """What is divided by zero may not be zero, and rows of others may count twice in buffers."""
+    labels, make, loss_fn = REFUSED[name]
+    batch = (data(rows=4)[0][0], torch.tensor(labels))
 
     with pytest.raises(InputError) as refused:
-        rehearse(net, by_hand, [Place(where(), [0]), Split("MB", 2)], [batch])
+        rehearse(make(), loss_fn, [Place(where(), [0]), Split("MB", 2)], [batch])
 
     assert str(refused.value) == (
         "batch: microbatch 0 has weight 0: a mean over nothing is not a number\n"

@@ -167,6 +167,8 @@ def checked(key: str, value: Any) -> Wanted:
         return checked_direction(value)
     if value is not None and value != ANY and type(value) is not int:
         fix = f'write {key}=0, {key}=[0, 1], {key}="*" or {key}=None ("-" in JSON)'
+        if value in (*Phase, *Operation):
+            fix = f'write {PASS}="{value}": {fix}'
         raise Refused(Problem(f"{key}={value!r} is not an index", fix))
     return value  # type: ignore[no-any-return]
 

@@ -1,7 +1,7 @@
 """How a loss depends on the rows of its batch: a mean, a sum, or a mean over what is counted."""
 
 from piper.capture.loss.coarse_loss import coarse_loss
-from piper.capture.loss.counts import Count, counted, divisor
+from piper.capture.loss.counts import Count, counted, divisor, is_empty
 from piper.capture.loss.form import (
     LossForm,
     form_from_json,
@@ -19,6 +19,7 @@ __all__ = [
     "LossForm",
     "coarse_loss",
     "counted",
+    "is_empty",
     "divisor",
     "form_from_json",
     "form_to_json",

@@ -34,12 +34,19 @@ class Count:
     full: int | None = None  # the total if everything counts; None: not known
     empty: bool = False  # whether gradients are zero, not NaN, where nothing counts
     weighed: str = ""  # how, in words, if they do not all count the same
+    labels: str | None = None  # how many labels are not ignored: if none, the loss has no numerator
 
 
 def counted(count: Count, tensors: Sequence[Tensor]) -> float:
     """The total of one microbatch."""
     with torch.no_grad():
         return float(_Anywhere(_loaded(count.graph), tensors).run(*tensors))
+
+
+def is_empty(count: Count, tensors: Sequence[Tensor]) -> bool:
+    """Whether it is known that nothing of this microbatch is in the loss. A total of zero does not
+    say it: what is divided may come from other rows, as in a sum divided by the positive ones."""
+    return count.labels is not None and counted(replace(count, graph=count.labels), tensors) == 0
 
 
 def divisor(count: Count, total: float) -> float:
@@ -82,6 +89,17 @@ def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divis
     It may also depend on parameters or buffers or on what is drawn at random, and be one number for
     each column.
     """
+    made = _count_of(root, batch, found)
+    if made is None or not isinstance(found, Labels) or found.weight is None:
+        return made
+    alike = _count_of(root, batch, replace(found, weight=None))
+    weighed = ", each by the weight of its class"
+    return replace(made, weighed=weighed, labels=alike.graph if alike is not None else None)
+
+
+def _count_of(
+    root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divisor
+) -> Count | None:
     needed = read_by(found)
     if any(node.op == "placeholder" and node not in batch for node in needed):
         return None
@@ -121,9 +139,7 @@ def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divis
     make_plain(graph)
     if is_drawn(graph):
         return None
-    by_class = isinstance(found, Labels) and found.weight is not None
-    weighed = ", each by the weight of its class" * by_class
-    return Count(what, _text(root, graph), scale, full, empty, weighed)
+    return Count(what, _text(root, graph), scale, full, empty)
 
 
 def read_by(found: Divisor) -> set[fx.Node]:

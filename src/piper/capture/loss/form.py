@@ -77,7 +77,9 @@ class LossForm:
         if not same or any(other.count is None for _, other in self.others):
             return None
         first = self.counts[0]
-        return first if len(self.counts) == 1 else replace(first, scale=None, empty=False)
+        if len(self.counts) == 1:
+            return first
+        return replace(first, scale=None, empty=False, labels=None)
 
     @property
     def shape(self) -> tuple[object, ...]:

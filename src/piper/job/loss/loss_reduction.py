@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from itertools import product
-from math import isfinite
 from typing import Any, Literal
 
 from piper.capture import Captured
@@ -15,6 +14,7 @@ from piper.capture.trace.arguments.call_arguments import as_given
 from piper.errors import InputError
 from piper.ir.model import Region
 from piper.job.batch.batch import Batch, Sizes
+from piper.job.loss.empty_microbatches import is_known_empty, refuse_empty, refuse_no_divisor
 from piper.job.loss.lost_rows import total_of
 from piper.names import amount
 
@@ -50,9 +50,10 @@ class LossReduction:
                 raise refused
             rows = sizes or (1,)
             return [float(rows[k % len(rows)]) for k in range(parts)]
-        found = [self.weight_of(one) for one in batch.parts(parts, sizes)]
+        each = batch.parts(parts, sizes)
+        found = [self.weight_of(one) for one in each]
         if self.kind == "mean" and not self.may_be_empty:
-            refuse_empty(found, fillable=not self.form.stateful)
+            refuse_empty(found, [is_known_empty(self.form, one) for one in each])
         if self.count is not None and self.count.scale is not None:
             refuse_no_divisor([divisor(self.count, one) for one in found])
         self.refuse_different_divisors(found)
@@ -351,31 +352,6 @@ def uncounted(form: LossForm, microbatches: Sequence[Batch]) -> InputError | Non
                     "the Trainer loss_weight=lambda *microbatch: the weight that you want",
                 )
     return None
-
-
-def refuse_empty(weights: Sequence[float], fillable: bool) -> None:
-    """`fillable`: one in which nothing counts may run on the rows of another, without a weight."""
-    filled = fillable and any(weight > 0 for weight in weights)
-    for part, weight in enumerate(weights):
-        if weight < 0 or not (weight or filled):
-            raise InputError.of(
-                "batch",
-                f"microbatch {part} has weight {weight:g}: a mean over nothing is not a number",
-                "divide by at least 1 in your loss, `mask.sum().clamp(min=1)`; or use a loss that "
-                'is a sum, and Trainer(reduction="sum", loss_weight=...)',
-            )
-
-
-def refuse_no_divisor(divisors: Sequence[float]) -> None:
-    """The root of how many count is 0 where none does, and the logarithm of one."""
-    for part, one in enumerate(divisors):
-        if one == 0 or not isfinite(one):
-            raise InputError.of(
-                "batch",
-                f"the loss of microbatch {part} is divided by {one:g}, so that it is no number",
-                "divide by the same function of at least 1, or 2 under a logarithm, such as "
-                "`mask.sum().clamp(min=1).sqrt()`",
-            )
 
 
 def refuse_weightless(everyone: float) -> None:
