@@ -359,3 +359,10 @@ def test_slots_overlap_or_they_do_not(ahead: object) -> None:
         str(refused.value)
         == f'ahead={ahead!r} is not supported\n  fix: write True, False or "pairs"'
     )
+
+
+def test_directives_are_read_by_place() -> None:
+    strategy = Strategy([Place(where(PP=0), [0]), Place(where(PP=1), [1]), Split("MB", 2)])
+
+    assert strategy[-1] == Split("MB", 2)
+    assert strategy[:2] == Strategy(strategy.directives[:2])

@@ -102,7 +102,7 @@ def view(
     machine = machine_of(device, costs, network, per_node)
     runs = [data_of(path, rest, machine) for path, rest in named]
     if output is None and not (svg or png or chrome):
-        output = Path(f"{'-'.join(dict.fromkeys(path.stem for path, _ in named))}.html")
+        output = Path(f"{'-'.join(path.stem for path, _ in named)}.html")
     drawn = [path for path, _ in named if path.suffix == ".json"]  # as their files say
     with damage_reported(drawn[0], RECORD) if drawn else nullcontext():
         if output:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, overload
 
 from piper.directives.base import Directive, known_directives
 from piper.directives.json import decode, encode
@@ -54,6 +54,16 @@ class Strategy:
 
     def __len__(self) -> int:
         return len(self.directives)
+
+    @overload
+    def __getitem__(self, place: int) -> Directive: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Strategy: ...
+
+    def __getitem__(self, place: int | slice) -> Directive | Strategy:
+        found = self.directives[place]
+        return Strategy(found) if isinstance(found, tuple) else found
 
     @property
     def devices(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from piper.view.reports.units import percent, time_text
 SHOWN = 4  # longest instructions
 ROWS = 16  # devices in the table
 MEANING = {TOTALS_STREAM: " (all-reduce of loss and norm)"}
+SMALL = 0.01  # shares of time below it are shown with more digits
 MOSTLY = 0.5  # of the step: exposed communication that says more of the model than of the strategy
 
 
@@ -35,8 +36,10 @@ def headline(found: Prediction) -> str:
 
 
 def idle_text(found: Report) -> str:
-    """How much of the time devices compute nothing, and why."""
+    """How much of the time devices compute nothing, and why. Rounded parts add up to the whole."""
     exposed = found.idle - found.bubble
+    if exposed >= SMALL and found.bubble >= SMALL:
+        exposed = round(found.idle, 2) - round(found.bubble, 2)
     parts = f"{percent(found.bubble)} bubble, {percent(exposed)} exposed communication"
     return f"idle {percent(found.idle)} ({parts})"
 
