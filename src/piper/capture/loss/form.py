@@ -24,6 +24,7 @@ from piper.capture.loss.domain import (
     SUM,
     Known,
     Labels,
+    OfTotal,
     PerRow,
     Reduced,
     Rows,
@@ -261,7 +262,18 @@ def _of_model(traced: Traced, rows: int) -> LossForm | None:
         node: FIXED if k in whole else batch_rows(node, rows) for k, node in enumerate(traced.batch)
     }
     known = followed(traced.root.graph, given, frozenset(traced.batch), rows, model=True)
+    if any(_may_follow_rows(node, one, rows) for node, one in known.items()):
+        return None
     return _form(traced.root, traced.batch, known[traced.results[0]])
+
+
+def _may_follow_rows(node: fx.Node, known: Known, rows: int) -> bool:
+    """Whether a sum over rows meets a number that may be made from that of the rows, as in
+    `labels.numel() - ignored.sum()`. Only a graph of other rows shows it."""
+    if not isinstance(known, Reduced | OfTotal):
+        return False
+    numbers = [abs(one) for one in node.args if isinstance(one, int | float) and one]
+    return any(one >= rows and one % rows == 0 or 1 / one % rows == 0 for one in numbers)
 
 
 def _of_two(traced: Sequence[TracedLoss], model: nn.Module, inputs: Inputs) -> LossForm | None:

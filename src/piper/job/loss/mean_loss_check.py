@@ -18,6 +18,7 @@ from piper.job.loss.loss_reduction import COMPARED, Reduction
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
+IGNORED = 4  # the trial in which labels are ignored, which not all losses take
 LONGEST = 200  # characters of an error that is shown
 MOST = 2**25  # elements to try; of larger outputs, fewer samples and tokens
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
@@ -199,18 +200,30 @@ def outcomes(
     None if the loss is no number that can be compared.
     """
     found, why = list[Outcome](), ""
-    for seed, erased in ((0, False), (1, False), (2, True), (3, True)):
-        failures = []
+    draws = [(0, False), (1, False), (2, True), (3, True), *[(IGNORED, False)] * has_ids(labels)]
+    for seed, erased in draws:
+        failures: list[Exception] = []
         for kind in (torch.float64, torch.float32):  # not all losses compute in float64
             try:
-                found.append(Trial(output, labels, samples, seed, erased, kind).outcome(loss_fn))
+                trial = Trial(output, labels, samples, seed, erased, kind, ignored=seed == IGNORED)
+                found.append(trial.outcome(loss_fn))
                 break
             except NoNumber as error:
-                return [], str(error)
+                if seed != IGNORED:
+                    return [], str(error)
             except Exception as error:
                 failures.append(error)
-        why = why or "".join(map(failure, failures[1:]))  # that in float64 may be about its type
+        if seed != IGNORED:
+            why = why or "".join(
+                map(failure, failures[1:])
+            )  # that in float64 may be about its type
     return found, why
+
+
+def has_ids(labels: Any) -> bool:
+    """Whether some are integers, which may be ignored."""
+    leaves = pytree.tree_leaves(labels)
+    return any(isinstance(one, torch.Tensor) and one.dtype is torch.int64 for one in leaves)
 
 
 class NoNumber(Exception):
@@ -268,6 +281,7 @@ class Trial:
     erased: bool
     kind: torch.dtype
     poison: float | None = None
+    ignored: bool = False  # some labels are -100, which no batch had so far
 
     def losses(self, loss_fn: Callable[..., Any]) -> list[torch.Tensor]:
         """The loss of two parts together, and of each: two microbatches, or halves of one."""
@@ -326,6 +340,9 @@ class Trial:
         some = labels[: 2 * unit].clone()
         if self.erased:
             some[:unit] = 0
+        if self.ignored and some.dtype is torch.int64:
+            first = some[:unit].view(-1)
+            first[:: 2 if first.numel() > 2 else 1] = -100
         return some
 
 
