@@ -89,4 +89,4 @@ def missing(trainer: Any, name: str) -> AttributeError:
     if name in FIXES:
         return NoAttribute.of("trainer", f"it has no {name}", FIXES[name])
     near = did_you_mean(nearest(name, dir(type(trainer))))
-    return AttributeError(f"'Trainer' object has no attribute {name!r}{near}", name="")
+    return AttributeError(f"'Trainer' object has no attribute {name!r}{near}", name=name)

@@ -38,7 +38,7 @@ def missing(module: ModuleType, name: str) -> AttributeError:
     if name in MEANT:
         return NoAttribute.of("strategies", f"there is no {name}", f"write {MEANT[name]}")
     near = did_you_mean(nearest(name, module.__all__))
-    return AttributeError(f"module 'piper.strategies' has no attribute {name!r}{near}", name="")
+    return AttributeError(f"module 'piper.strategies' has no attribute {name!r}{near}", name=name)
 
 
 def meant(name: str, builders: Iterable[str]) -> list[str]:

@@ -15,6 +15,7 @@ from piper.capture.tracing_private import unchecked_distributions
 from piper.errors import InputError, first_line
 from piper.job.batch.batch import Batch
 from piper.job.loss.loss_reduction import COMPARED, Reduction
+from piper.job.loss.untestable import raise_untestable
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
@@ -108,12 +109,6 @@ def rows_moved(
     return loss
 
 
-def raise_untestable(kind: Reduction, why: str) -> None:
-    """If the user says that a loss is a sum, nothing speaks against it."""
-    if kind == "mean":
-        raise untestable(why)
-
-
 def with_whole_labels(loss_fn: Callable[..., Any], batch: Batch) -> tuple[Callable[..., Any], Any]:
     """A loss of the labels that are cut. It knows those that are the same for all microbatches."""
     labels = batch.arguments[-1]
@@ -163,16 +158,6 @@ def no_sum(whole: float, together: float) -> InputError:
         "multiply terms that are no sums over rows, such as a regulariser, by the part of the rows "
         "that a microbatch has (`len(labels) / rows of the whole batch`); or divide sums by the "
         'number of rows, and leave out reduction="sum"',
-    )
-
-
-def untestable(why: str) -> InputError:
-    return InputError.of(
-        "loss",
-        "Piper cannot see in its graph that it is a mean over rows, and cannot test it on random "
-        f"outputs: {why}",
-        f"{COMPARED}; if you want the mean of the microbatches, give the Trainer "
-        'loss_weight=lambda *microbatch: 1; if it is a sum, reduction="sum"',
     )
 
 

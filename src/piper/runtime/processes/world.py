@@ -20,7 +20,7 @@ from piper.runtime.processes.waits import open_board
 
 LAUNCHED = "PIPER_LAUNCHED"  # set by `piper.launch`: the call, with {n} for the processes
 _patience = timedelta(minutes=10)  # what the last Trainer was given
-_open: weakref.WeakSet[Groups] = weakref.WeakSet()
+_open: weakref.WeakValueDictionary[int, Groups] = weakref.WeakValueDictionary()  # by id
 
 
 def join(timeout: float, on_gpu: bool = False) -> int:
@@ -51,14 +51,14 @@ class Groups(Protocol):
 
 def closed_at_exit(one: Groups) -> None:
     """Groups end with the last reference to them."""
-    _open.add(one)
+    _open[id(one)] = one
 
 
 def leave() -> None:
     """End the threads of gloo where a script ends: a tensor that one of them frees when Python is
     gone aborts the process. After an error, messages may be left that they would wait for."""
     if dist.is_initialized() and not hasattr(sys, "last_value"):
-        for one in list(_open):
+        for one in list(_open.values()):
             one.close()
         dist.destroy_process_group()
 
