@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_loop import plain_losses
 from torch import Tensor, distributions, nn
 from torch.nn import functional as F
 
@@ -69,13 +70,7 @@ def test_they_train_as_in_plain_pytorch(name: str) -> None:
         for _ in range(3)
     ]
     model = Net(form)
-    optimizer, losses = SGD(model.parameters()), []
-    for x, y in batches:
-        optimizer.zero_grad()
-        loss = loss_fn(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(SGD(model.parameters()), batches, lambda x, y: loss_fn(model(x), y))
 
     strategy = gpipe(pp=1, dp=2, zero=2, microbatches=2)
     found = rehearse(Net(form), loss_fn, strategy, batches, optimizer=SGD)

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -39,13 +40,9 @@ def test_it_trains_as_plain_pytorch_without_a_warning(
     draw = torch.Generator().manual_seed(1)
     batches = [tuple(torch.randn(2, 8, 64, generator=draw).double()) for _ in range(3)]
     model = Enhancer()
-    optimizer, losses = SGD(model.parameters()), []
-    for x, wanted in batches:
-        optimizer.zero_grad()
-        loss = functional.mse_loss(model(x), wanted)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = plain_losses(
+        SGD(model.parameters()), batches, lambda x, wanted: functional.mse_loss(model(x), wanted)
+    )
 
     strategy = one_f_one_b(pp=1, microbatches=2, **ways)
     with caplog.at_level(logging.WARNING, "piper"):

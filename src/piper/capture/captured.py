@@ -166,7 +166,7 @@ def capture(
 
 def _shown(traced: Traced, model: nn.Module, loss_fn: Loss | None) -> tuple[LossForm, str]:
     """What a graph shows of the loss, and where rows meet."""
-    form = replace(model_form(traced, own=loss_fn is None), stateful=bool(traced.updated))
+    form = model_form(traced, own=loss_fn is None)
     how = traced.device, traced.precision, loss_fn
     return form, meeting_rows(traced, lambda inputs: loss_graph(model, inputs, *how))
 

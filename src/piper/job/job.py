@@ -255,8 +255,7 @@ class Job:
         made = (captured, *captured.others.values())
         every = zip(made, self.rows.of_each_size(batch).values(), strict=False)
         first, *others = (self.form_of(known, one, always) for known, one in every)
-        pairs, stateful = zip(captured.others, others, strict=True), captured.form.stateful
-        return alike(replace(first, others=tuple(pairs), stateful=stateful))
+        return alike(replace(first, others=tuple(zip(captured.others, others, strict=True))))
 
     def form_of(self, captured: Captured, one: Batch, always: bool) -> LossForm:
         own = self.loss_fn is None and is_settled(captured.form, self.options.says_reduction)

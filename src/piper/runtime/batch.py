@@ -25,29 +25,15 @@ class StepInputs:
     only_finite: bool = False  # no update if the loss or the norm is not finite
     whole: frozenset[int] = frozenset()  # inputs that every microbatch gets as they are
 
-    def stand_in(self, load: Load) -> int:
-        """The microbatch of this size with the largest weight, for one that has none. Where none
-        has any, nothing is trained or evaluated."""
-        if self.weights[load.part] or not any(self.weights):
-            return load.part
-        rows = rows_in(load, load.part)
-        alike = [part for part in range(len(self.weights)) if rows_in(load, part) == rows]
-        return max(alike, key=lambda part: self.weights[part])
-
     def allows(self, totals: torch.Tensor) -> bool:
         """Whether parameters may be updated."""
         return not self.only_finite or bool(totals.isfinite().all())
 
-    def loaded(
-        self, load: Load, loss_dtype: torch.dtype, device: torch.device, fill: bool = False
-    ) -> torch.Tensor:
-        """`fill`: a microbatch without a weight runs on the rows of another one. Its own loss may
-        be a mean over nothing, and 0 times NaN is NaN."""
+    def loaded(self, load: Load, loss_dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if load.role == "batch":
             if load.index in self.whole:
                 return self.inputs[load.index]
-            part = self.stand_in(load) if fill else load.part
-            return part_of(self.inputs[load.index], part, load.parts, load.sizes)
+            return part_of(self.inputs[load.index], load.part, load.parts, load.sizes)
         if load.role == "seed":
             weight = self.scale * self.weights[load.part]
             return torch.full((), weight, dtype=loss_dtype, device=device)
@@ -61,10 +47,6 @@ class StepInputs:
             row, size = position(load.part, load.sizes)
             counter = [self.seed, self.first_row + row, size]
         return torch.tensor(counter).to(device, non_blocking=True)  # does not wait for the GPU
-
-
-def rows_in(load: Load, part: int) -> int:
-    return load.sizes[part % len(load.sizes)] if load.sizes else 0
 
 
 def part_of(

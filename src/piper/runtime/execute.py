@@ -79,7 +79,6 @@ class Program:
     batch: StepInputs = field(default_factory=lambda: StepInputs((), ()))
     totals: torch.Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
-    fills: bool = False  # microbatches in which nothing counts run on the rows of others
 
     def __post_init__(self) -> None:
         for state in self.plan.states:
@@ -217,7 +216,7 @@ class Program:
         return act
 
     def loaded(self, load: Load) -> torch.Tensor:
-        return self.batch.loaded(load, self.loss_dtype, self.device, self.fills)
+        return self.batch.loaded(load, self.loss_dtype, self.device)
 
     def run(self, position: int, run: Run) -> Act:
         kernel: Kernel | None = None  # made when it is first used

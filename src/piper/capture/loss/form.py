@@ -65,7 +65,6 @@ class LossForm:
     threshold: str = ""  # the line of a decision by how many rows count
     held: tuple[str, ...] = ()  # buffers whose values `counts` have
     others: tuple[tuple[int, "LossForm"], ...] = ()  # for microbatches of so many rows
-    stateful: bool = False  # the forward updates buffers, from each microbatch
 
     def of(self, rows: int | None) -> "LossForm":
         """The same for a microbatch of so many rows: what it counts depends on its size."""

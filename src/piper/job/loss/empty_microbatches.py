@@ -11,15 +11,13 @@ from piper.job.batch.batch import Batch
 
 
 def is_known_empty(form: LossForm, microbatch: Batch) -> bool:
-    """Whether its loss has no numerator, either, so that it may run on the rows of another one.
-    Buffers that the forward updates would count these twice."""
+    """Whether its loss has no numerator, either: its gradients are then zero, not NaN."""
     count = form.of(microbatch.rows).count
-    known = count is not None and form.count is not None and not form.stateful
-    return known and is_empty(count, microbatch.tensors)  # type: ignore[arg-type]
+    return count is not None and form.count is not None and is_empty(count, microbatch.tensors)
 
 
 def refuse_empty(weights: Sequence[float], empty: Sequence[bool]) -> None:
-    """`empty`: those may run on the rows of another one, without a weight."""
+    """`empty`: those in which no label counts."""
     filled = any(weight > 0 for weight in weights)
     for part, weight in enumerate(weights):
         if weight <= 0 and not (filled and empty[part]):

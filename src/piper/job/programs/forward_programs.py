@@ -162,7 +162,6 @@ class ForwardPrograms:
 
         kind = Program if wanted == "loss" else OutputProgram
         program = kind(mine.plan, kernel, state, comm, getattr(torch, mine.common.loss))
-        program.fills = wanted == "loss" and not mine.common.form.stateful
         keep_constant(state, mine.common.form.held, job.initial)
         self.forms[self.kind(batch)] = mine.common.form
         self.asked[self.kind(batch)] = mine.common.asked

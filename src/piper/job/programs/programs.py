@@ -286,7 +286,7 @@ def load(
         for region, phase in mine.part.runs:
             kernel(region, phase)
     loss = getattr(torch, mine.common.loss)
-    return Program(mine.plan, kernel, state, comm, loss, fills=not mine.common.form.stateful)
+    return Program(mine.plan, kernel, state, comm, loss)
 
 
 def joins(mine: Assignment, kernels: Kernels, compiled: bool) -> Joins:
