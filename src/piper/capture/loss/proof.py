@@ -8,7 +8,13 @@ import torch
 from torch import Tensor, fx
 
 from piper.capture.fx_nodes import arguments, closure, paired, value
-from piper.capture.loss import drawn_rows, labelled, norms, shapes  # noqa: F401  (fill RULES)
+from piper.capture.loss import (  # noqa: F401  (fill RULES)
+    drawn_rows,
+    labelled,
+    norms,
+    shapes,
+    writes,
+)
 from piper.capture.loss.calls import Call, proportional, shape
 from piper.capture.loss.domain import FIXED, MIXED, Fixed, Inner, Known, Reduced, Row, Rows, Size
 from piper.capture.loss.grouped_rows import as_rows, in_groups
