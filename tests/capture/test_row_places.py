@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from piper import Place, Split, rehearse, where
 from piper.capture.trace.arguments.inputs import inputs_of
-from piper.capture.trace.recorded_calls import RowCounts
-from piper.capture.trace.row_places import RowPlaces
-from piper.capture.trace.unvalued_run import calls_of
+from piper.capture.trace.row_calls.recorded_calls import RowCounts
+from piper.capture.trace.row_calls.row_places import RowPlaces
+from piper.capture.trace.row_calls.unvalued_run import calls_of
 from piper.job.loss import trial_size
 
 WIDTH = 8

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from piper import Place, Replicate, Split, rehearse, where
-from piper.capture.trace.recorded_calls import RowCounts
+from piper.capture.trace.row_calls.recorded_calls import RowCounts
 from piper.errors import PiperError
 from piper.job.loss import trial_size
 

@@ -24,7 +24,7 @@ from piper.capture.trace.arguments.batch_dimension import (
 from piper.capture.trace.arguments.inputs import Inputs
 from piper.capture.trace.arguments.separate_inputs import meet_in_numbers
 from piper.capture.trace.forward import loss_graph
-from piper.capture.trace.unvalued_run import OtherLabelsFail, run_once
+from piper.capture.trace.row_calls.unvalued_run import OtherLabelsFail, run_once
 from piper.ir.values import TensorSpec
 
 Some = frozenset[int]  # tensors of the inputs, by position

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from piper.capture import Captured, Precision
 from piper.capture.torch_private import VALUE_WANTED, fake_errors_unlogged
-from piper.capture.trace.recorded_calls import RecordedCall, RowCounts
-from piper.capture.trace.row_places import RowPlaces
+from piper.capture.trace.row_calls.recorded_calls import RecordedCall, RowCounts
+from piper.capture.trace.row_calls.row_places import RowPlaces
+from piper.capture.trace.row_calls.unvalued_run import calls_of
 from piper.capture.trace.trials.trial_run import TrialRuns
-from piper.capture.trace.unvalued_run import calls_of
 from piper.errors import CaptureError, first_line
 from piper.job.batch.batch import Batch, Sizes
 from piper.job.loss.loss_reduction import own_rows

@@ -11,7 +11,7 @@ from piper.capture.trace.arguments.fakes import fake_input
 from piper.capture.trace.arguments.inputs import Inputs
 from piper.capture.trace.decisions.random_decisions import RandomDecisions
 from piper.capture.trace.forward import Attempt, Loss, model_output, scalar_loss
-from piper.capture.trace.recorded_calls import RecordedCall, RecordedCalls
+from piper.capture.trace.row_calls.recorded_calls import RecordedCall, RecordedCalls
 from piper.capture.trace.tracing import tracing
 
 

@@ -1,0 +1,179 @@
+"""Where rows of a batch meet, or their places in it matter, as the calls of a forward show.
+
+`h / h.abs().max()`, `h[:8]`, `h * (arange(len(h)) < 8)[:, None]`: a microbatch has rows of its own,
+and numbers them from 0. The calls for a microbatch and for the whole batch show which sizes are
+those of rows, and what happens along them. It is for models that are too large to be tried on
+numbers, so what it does not know is left in peace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import partial
+from typing import Any
+
+from piper.capture.trace.row_calls.both_calls import ORDERS, Both, is_integer
+from piper.capture.trace.row_calls.recorded_calls import RecordedCall, RowCounts
+
+PARTS = frozenset({
+    "getitem", "narrow", "select", "index_select", "split", "split_with_sizes", "chunk", "unbind",
+    "tensor_split", "hsplit", "vsplit", "pad", "constant_pad_nd", "unfold",
+})  # fmt: skip
+GETS = frozenset({
+    "getitem", "gather", "take", "take_along_dim", "index_select", "permute_rows.default",
+})  # fmt: skip
+PUTS = frozenset({
+    "setitem", "index_put", "scatter", "scatter_add", "index_add", "scatter_reduce",
+})  # fmt: skip
+PADS = ("pad", "constant_pad_nd")
+GIVEN = ("empty", "empty_strided")  # as parameters and batches come into a trace
+OFFSETS = frozenset({
+    "add", "radd", "iadd", "sub", "rsub", "mul", "rmul", "imul", "clone", "long", "int", "to",
+    "view", "reshape", "expand", "unsqueeze", "squeeze", "flatten", "contiguous", "broadcast_to",
+    "getitem", "repeat", "repeat_interleave", "cat", "stack", "meshgrid", "scatter", "index_copy",
+    "argsort", "sort", "clamp", "pad", "expand_as", "view_as", "reshape_as", "type_as",
+})  # fmt: skip
+LIKE_ANOTHER = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})
+WITHOUT_VALUES = frozenset({
+    "size", "dim", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones",
+    "new_empty", "new_full", "new_tensor", "numel", "len", "is_floating_point",
+})  # fmt: skip
+ALONG = frozenset({
+    "softmax", "log_softmax", "softmin", "normalize", "cumprod", "cummax", "cummin", "logcumsumexp",
+    "flip", "fft_fft", "fft_ifft", "fft_rfft", "diff", *ORDERS,
+})  # fmt: skip
+MEETING = frozenset({  # of what comes from all rows, and rows
+    "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "truediv", "pow",
+    "itruediv", "rtruediv", "where", "masked_fill", "maximum", "minimum", "clamp", "cat", "stack",
+    "matmul", "mm", "bmm", "linear", "addmm", "einsum", "rpow", "lerp", "addcmul", "addcdiv", "gt",
+    "lt", "ge", "le", "scaled_dot_product_attention",
+})  # fmt: skip
+
+
+class Kind(Enum):
+    """What decides a value."""
+
+    CONSTANT = auto()  # nothing that a model is given
+    NUMBERS = auto()  # the same, with another value for each row
+    MOVED = auto()  # such numbers in another order
+    PLACES = auto()  # numbers of rows, or their order: integers
+    FREE = auto()  # integers of the batch alone, such as masks
+    DATA = auto()
+    OF_ALL = auto()  # all rows, in floating-point numbers
+
+
+COUNTED = (Kind.NUMBERS, Kind.MOVED)
+NUMBERED = {*COUNTED, Kind.PLACES}
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The line where rows meet; or else, if `numbered`, where their places matter."""
+
+    line: str
+    numbered: bool
+
+
+@dataclass
+class RowPlaces:
+    kinds: dict[Any, Kind] = field(default_factory=dict)  # of results, by the place of their call
+
+    def first(
+        self, own: Sequence[RecordedCall], every: Sequence[RecordedCall], rows: RowCounts
+    ) -> Meeting | None:
+        """The first call in which rows meet or are counted. Both call the same."""
+        for place, pair in enumerate(zip(own, every, strict=True)):
+            found = self.kind(both := Both(*pair, rows))
+            if isinstance(found, Meeting):
+                return found
+            if found is Kind.OF_ALL and both.gives_rows:  # a mean of all rows, for each of them
+                return Meeting(both.all.line, numbered=False)
+            for k, sizes in enumerate(both.results):
+                lost = found in COUNTED and not sizes
+                self.kinds[place, k] = Kind.CONSTANT if lost else found
+        return None
+
+    def kind(self, both: Both) -> Kind | Meeting:
+        """Of the results."""
+        name, inputs = both.all.name, list(both.inputs)
+        known = [self.kinds.get(source, Kind.DATA) for source, _ in inputs]
+        if name in GIVEN:
+            return Kind.FREE if both.is_integer else Kind.DATA
+        if name in WITHOUT_VALUES:
+            return Kind.CONSTANT
+        if name in LIKE_ANOTHER:
+            known, inputs = known[:1], inputs[:1]
+        if all(one in (Kind.CONSTANT, *COUNTED) for one in known):
+            return constant(both, inputs, known)
+        if NUMBERED.isdisjoint(known):
+            return part(both, inputs, known) if name in PARTS else together(both, inputs, known)
+        values = known[-1:] if name in PUTS else []
+        if name in GETS | PUTS and NUMBERED.isdisjoint([known[0], *values]) and inputs[0][1]:
+            own = Kind.MOVED not in known
+            return Kind.DATA if own else Meeting(both.all.line, numbered=True)
+        if name in OFFSETS and both.is_integer:
+            return Kind.PLACES
+        return Meeting(both.all.line, numbered=True)
+
+
+Inputs = list[tuple[Any, list[int]]]
+
+
+def constant(both: Both, inputs: Inputs, known: list[Kind]) -> Kind:
+    own = both.all.name in GETS and known[0] is Kind.CONSTANT and bool(inputs[0][1])
+    counted = not NUMBERED.isdisjoint(known)
+    if not any(both.results) or not (both.counts_rows or (counted and not (own or both.repeats))):
+        return Kind.CONSTANT
+    return Kind.MOVED if both.moves or Kind.MOVED in known else Kind.NUMBERS
+
+
+def part(both: Both, inputs: Inputs, known: list[Kind]) -> Kind | Meeting:
+    """Of some rows, by constant places. What other tensors choose is theirs."""
+    rows, (first, *others) = inputs[0][1], known
+    if both.is_unknown:
+        return joined(known)
+    whole = all(sorted(sizes) == sorted(rows) for sizes in both.results)
+    if both.all.name in PADS and not whole:
+        return Meeting(both.all.line, numbered=True) if both.begins_later else first
+    if others and not (rows and set(others) == {Kind.CONSTANT} and not any(both.results)):
+        return joined(known)
+    if not rows:  # a table with an entry for each row, up to a number of them
+        numbers = Kind.PLACES if both.is_integer else Meeting(both.all.line, numbered=True)
+        return numbers if any(both.results) else first
+    if not any(both.results):  # `mask[0]`: masks may be all the same
+        return first if both.is_integer else Kind.OF_ALL
+    return first if whole or both.takes_rows else Meeting(both.all.line, numbered=True)
+
+
+def together(both: Both, inputs: Inputs, known: list[Kind]) -> Kind | Meeting:
+    """Of rows, and of what comes from all of them."""
+    name, line = both.all.name, both.all.line
+    rows = [sizes for _, sizes in inputs if sizes]
+    if not rows or both.all.in_loss:
+        return joined(known)
+    if name in ALONG and both.is_along_rows:
+        return Kind.PLACES if both.is_integer else Meeting(line, numbered=False)
+    if both.mixes or (name == "roll" and len(both.all.numbers) < 2):
+        return Meeting(line, numbered=False)
+    if any(both.results) and any(map(partial(meets, name), both.all.inputs, known)):
+        return Meeting(line, numbered=False)
+    found = Kind.DATA if Kind.DATA in known else joined(known)  # experts take counts of all rows
+    pairs = zip(both.results, both.all.sizes, strict=True)
+    if any(len(sizes) > 1 and not is_integer(one) for sizes, one in pairs) and found is Kind.DATA:
+        return Meeting(line, numbered=False)  # pairs of rows
+    lost = not any(both.results) and not both.is_unknown
+    return Kind.OF_ALL if found in (Kind.DATA, Kind.FREE) and lost else found
+
+
+def meets(name: str, given: tuple[Any, Any], known: Kind) -> bool:
+    """Whether a value of all rows is used for rows. How many tokens an expert gets is not."""
+    return known is Kind.OF_ALL and (name in MEETING or not is_integer(given[1]))
+
+
+def joined(known: list[Kind]) -> Kind:
+    for one in (Kind.OF_ALL, Kind.DATA, Kind.FREE):
+        if one in known:
+            return one
+    return Kind.DATA
