@@ -28,7 +28,71 @@ def zeroed(h: Tensor) -> Tensor:
     return h
 
 
+def put(h: Tensor) -> Tensor:
+    h = h.clone()
+    h[5] = 0
+    return h
+
+
+def multiplied(h: Tensor) -> Tensor:
+    h = h.clone()
+    h[2:5].mul_(2)
+    return h
+
+
+def in_part(h: Tensor) -> Tensor:
+    h = h.clone()
+    h[2:5][:, 1] = 3
+    return h
+
+
+def listed(h: Tensor) -> Tensor:
+    h = h.clone()
+    h[torch.tensor([3, 5])] = 0
+    return h
+
+
+def weighed(h: Tensor) -> Tensor:
+    w = torch.ones(len(h))
+    w[3] = 0.5
+    return h * w[:, None]
+
+
+def of_each(h: Tensor, y: Tensor) -> Tensor:
+    h = h.clone()
+    h[:, 0] = 0
+    h[:, 1:3] *= 2
+    h[y > 3] = 1
+    h[torch.arange(len(h)), y] = 2
+    h[:] += 1
+    h[..., -1].mul_(2)
+    h[y.argsort()] = h[y.argsort()] * 2
+    ends = torch.zeros(len(h) + 1)
+    ends[0] = 1
+    ends[1:] = torch.ones(len(h))
+    return h * ends[1:, None]
+
+
+FIVE = torch.tensor([5])
+WRITES: dict[str, Form] = {
+    "put": lambda h, y: put(h),
+    "multiplied": lambda h, y: multiplied(h),
+    "in a part": lambda h, y: in_part(h),
+    "listed": lambda h, y: listed(h),
+    "weighed": lambda h, y: weighed(h),
+    "filled": lambda h, y: h.index_fill(0, FIVE, 0.0),
+    "by index": lambda h, y: h.index_put((FIVE,), torch.tensor(0.0)),
+    "added": lambda h, y: h.index_add(0, FIVE, torch.ones(1, WIDTH)),
+    "scattered": lambda h, y: h.scatter(0, torch.full((1, WIDTH), 5), 0.0),
+    "added up": lambda h, y: h.scatter_add(
+        0, torch.full((1, WIDTH), 5), torch.ones(1, WIDTH)
+    ),
+    "selected": lambda h, y: h.select_scatter(torch.zeros(WIDTH), 0, 5),
+    "sliced": lambda h, y: h.slice_scatter(torch.zeros(3, WIDTH), 0, 2, 5),
+    "one of them": lambda h, y: h * (1 + F.one_hot(torch.tensor(5), len(h))[:, None]),
+}  # fmt: skip
 PLACES: dict[str, Form] = {
+    **{f"writes, {name}": form for name, form in WRITES.items()},
     "first rows": lambda h, y: torch.where((torch.arange(len(h)) < 8)[:, None], h, h * 0.5),
     "parts": lambda h, y: torch.cat([h[:8], h[8:] * 0.5]),
     "one row": lambda h, y: h + h[5:6].sum(0),
@@ -46,12 +110,16 @@ PLACES: dict[str, Form] = {
     "narrowed": lambda h, y: h.narrow(0, 0, 8).mean() + h,
     "listed": lambda h, y: h + h[[0, 1]].sum(0),
     "behind another": lambda h, y: h + torch.cat([torch.zeros(1, WIDTH), h])[:-1],
+    "moved": lambda h, y: h + torch.cat([torch.zeros(5, WIDTH), h])[: len(h)],
     "mixed up": lambda h, y: 0.7 * h + 0.3 * h[torch.randperm(len(h))],
     "mixed up by draws": lambda h, y: 0.7 * h + 0.3 * h[torch.rand(len(h)).argsort()],
     "groups of four": lambda h, y: torch.zeros_like(h).index_add(0, torch.arange(len(h)) // 4, h),
     "compared": lambda h, y: torch.where((y > torch.arange(len(y)))[:, None], h, h * 2),
 }
 OWN: dict[str, Form] = {
+    "written to each": of_each,
+    "slices of all": lambda h, y: h.slice_scatter(h[:, :2] * 2, 1, 0, 2),
+    "features filled": lambda h, y: h.index_fill(1, FIVE, 0.0).scatter(1, y[:, None], 1.0),
     "looked up": lambda h, y: h * (1 + h[torch.arange(len(h)), y])[:, None],
     "behind an index": lambda h, y: h * (1 + h.mT[y, torch.arange(len(h))])[:, None],
     "flat": lambda h, y: h * (1 + h.flatten()[torch.arange(len(h)) * WIDTH + y])[:, None],

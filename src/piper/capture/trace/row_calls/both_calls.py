@@ -134,6 +134,8 @@ class Both:
         if name in TRIANGLES and sizes and sizes[0] is not None:
             pairs = zip(sizes[0][1][-2:], self.all.sizes[0][1][-2:], strict=True)
             return any(a != b for a, b in pairs)
+        if name == "one_hot" and sizes and sizes[0] is not None:
+            return bool(sizes[0][1][-1] != self.all.sizes[0][1][-1])
         along = name in RUNNING or name in ORDERS  # of what is drawn for each row, say
         return name in NUMBERING or (along and self.is_along_rows)
 

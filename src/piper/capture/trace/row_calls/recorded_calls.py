@@ -43,6 +43,8 @@ class RecordedCall:
     inputs: tuple[tuple[Any, Any], ...] = field(
         compare=False
     )  # sources of tensors, and their sizes
+    writes: bool = field(compare=False, default=False)  # to its first tensor
+    written: Any = field(compare=False, default=None)  # the part that `x[...] = y` writes to
 
     @property
     def name(self) -> str:
@@ -70,10 +72,10 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
         results, given = list(flat(found)), list(flat((args, kwargs)))
         touched = given if found is None else results  # no_grad and the like touch no tensor
         if any(isinstance(one, Tensor) for one in touched):
-            self.keep(func, given, results)
+            self.keep(func, given, results, args)
         return found
 
-    def keep(self, func: Any, given: list[Any], results: list[Any]) -> None:
+    def keep(self, func: Any, given: list[Any], results: list[Any], args: Any) -> None:
         place = len(self.calls)
         given = [*given, *self.constants(given)]
         numbers = tuple(one for one in given if is_number(one))
@@ -81,7 +83,11 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
         sizes = tuple(described(one) for one in results)
         how = torch.is_grad_enabled(), len(self.outputs) > self.before
         inputs = tuple((self.source(t), described(t)) for t in given if isinstance(t, Tensor))
-        self.calls.append(RecordedCall(func, others, numbers, sizes, *how, current_line(), inputs))
+        part = written(*args[:2]) if func is torch.Tensor.__setitem__ else None
+        writes = part is not None or (bool(given) and any(one is given[0] for one in results))
+        self.calls.append(
+            RecordedCall(func, others, numbers, sizes, *how, current_line(), inputs, writes, part)
+        )
         for k, one in enumerate(results):
             if isinstance(one, Tensor):
                 self.places[id(one)] = (place, k)
@@ -125,6 +131,14 @@ def elements(one: Tensor) -> Iterator[Any]:
     """Of a small constant. Tensors of a trace have no values."""
     if has_values(one) and 0 < one.numel() <= SMALL:
         yield from flat(one.tolist())
+
+
+def written(target: Tensor, index: Any) -> Any:
+    """The type and the sizes of a part of a tensor, if sizes alone decide them."""
+    try:
+        return described(target[index])
+    except Exception:  # it has as many elements as a mask has true ones
+        return str(target.dtype), (None,)
 
 
 def is_number(one: Any) -> bool:

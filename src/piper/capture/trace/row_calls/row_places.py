@@ -14,8 +14,15 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any
 
-from piper.capture.trace.row_calls.both_calls import ORDERS, Both, is_integer
+from piper.capture.trace.row_calls.both_calls import (
+    ORDERS,
+    Both,
+    all_multiples,
+    is_integer,
+    sizes_of_rows,
+)
 from piper.capture.trace.row_calls.recorded_calls import RecordedCall, RowCounts
+from piper.capture.trace.row_calls.row_writes import RowWrites
 
 PARTS = frozenset({
     "getitem", "narrow", "select", "index_select", "split", "split_with_sizes", "chunk", "unbind",
@@ -28,6 +35,7 @@ PUTS = frozenset({
     "setitem", "index_put", "scatter", "scatter_add", "index_add", "scatter_reduce",
 })  # fmt: skip
 PADS = ("pad", "constant_pad_nd")
+JOINS = ("cat", "concat", "concatenate", "vstack")
 GIVEN = ("empty", "empty_strided")  # as parameters and batches come into a trace
 OFFSETS = frozenset({
     "add", "radd", "iadd", "sub", "rsub", "mul", "rmul", "imul", "clone", "long", "int", "to",
@@ -79,6 +87,8 @@ class Meeting:
 @dataclass
 class RowPlaces:
     kinds: dict[Any, Kind] = field(default_factory=dict)  # of results, by the place of their call
+    writes: RowWrites = field(default_factory=RowWrites)
+    behind: set[Any] = field(default_factory=set)  # rows behind what is no rows
 
     def first(
         self, own: Sequence[RecordedCall], every: Sequence[RecordedCall], rows: RowCounts
@@ -86,14 +96,27 @@ class RowPlaces:
         """The first call in which rows meet or are counted. Both call the same."""
         for place, pair in enumerate(zip(own, every, strict=True)):
             found = self.kind(both := Both(*pair, rows))
+            if self.writes.is_at_fixed_rows(both) or self.is_behind(place, both):
+                return Meeting(both.all.line, numbered=True)
             if isinstance(found, Meeting):
                 return found
             if found is Kind.OF_ALL and both.gives_rows:  # a mean of all rows, for each of them
                 return Meeting(both.all.line, numbered=False)
+            if both.all.name in PARTS:
+                self.writes.note(place, both)
             for k, sizes in enumerate(both.results):
                 lost = found in COUNTED and not sizes
                 self.kinds[place, k] = Kind.CONSTANT if lost else found
         return None
+
+    def is_behind(self, place: int, both: Both) -> bool:
+        """Whether rows are taken as they are behind others: `cat([zeros(5, n), h])[:len(h)]`."""
+        if both.all.name in JOINS and both.own.sizes[0] and not next(both.inputs)[1]:
+            sizes = sizes_of_rows(both.own.sizes[0], both.all.sizes[0])
+            if sizes and not all_multiples(sizes, both.rows.own, both.rows.all):
+                self.behind.add((place, 0))
+        later = both.all.name in PARTS and both.all.inputs[0][0] in self.behind
+        return later and both.takes_rows
 
     def kind(self, both: Both) -> Kind | Meeting:
         """Of the results."""
