@@ -27,7 +27,7 @@ from piper.capture.trace.cleanup import clean
 from piper.capture.trace.forward import Loss, Traced, loss_graph, trace
 from piper.capture.trace.gpu_kernels import with_gpu_kernels
 from piper.capture.trace.randomness import make_reproducible
-from piper.capture.type_refusals import types_explained
+from piper.capture.trace.type_refusals import types_explained
 from piper.garbage import collector_off
 from piper.ir.model import Model, Region
 from piper.ir.naming import RANDOM, RANK, batch_input

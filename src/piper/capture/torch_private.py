@@ -22,7 +22,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.amp import autocast_mode
-from torch.autograd.function import _SingleLevelFunction
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
@@ -60,24 +59,6 @@ FOREIGN_WRITE = "mutating a non-functional tensor"  # in the text of a RuntimeEr
 TRACED = FakeTensor, FunctionalTensor  # classes of tensors without values
 FROM_ANOTHER_TRACE = "FunctionalTensor on its own"  # in an error
 HIDDEN_UPDATE = "does not support input mutations"  # in the text of a RuntimeError
-
-
-def apply_function(function: type, *args: Any) -> Any:
-    """`function.apply(*args)`, also inside `functions_as`."""
-    return super(_SingleLevelFunction, function).apply(*args)
-
-
-@contextmanager
-def functions_as(apply: Callable[..., Any]) -> Iterator[None]:
-    """While this is open, each call of an autograd.Function is `apply(function, *args)`.
-
-    Not on `Function` itself: a model may keep `MyFunction.apply`, which has found it already.
-    """
-    _SingleLevelFunction.apply = classmethod(apply)
-    try:
-        yield
-    finally:
-        del _SingleLevelFunction.apply
 
 
 def new_fake_mode() -> FakeTensorMode:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from piper.capture.torch_private import apply_function
+from piper.capture.autograd_private import apply_function
 
 _library = torch.library.Library("piper", "FRAGMENT")
 

@@ -18,7 +18,7 @@ from piper.capture.kernels.linear_algebra import WITHOUT_CHECK
 from piper.capture.marks.runs import path_of
 from piper.capture.torch_private import ENTER_AUTOCAST, MODE_SWITCHES, constant_of, is_view
 from piper.capture.trace.forward import Traced
-from piper.capture.type_refusals import mixed_types, norm_types
+from piper.capture.trace.type_refusals import mixed_types, norm_types
 
 aten = torch.ops.aten
 

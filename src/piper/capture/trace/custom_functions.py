@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from piper.capture import function_refusals as refusals
+from piper.capture.autograd_private import apply_function
 from piper.capture.torch_private import (
     FROM_ANOTHER_TRACE,
     VALUE_WANTED,
     OpOverload,
     TorchDispatchMode,
-    apply_function,
     pytree,
     storage_id,
     version_of,

@@ -7,6 +7,7 @@ shows only the way that its microbatch takes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,10 +57,19 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         super().__init__()
-        self.outputs, self.before = outputs, len(outputs)
+        self.outputs, self.before, self.backward = outputs, len(outputs), False
+        self.silent = False  # whether calls are not those of the model
         self.calls = list[RecordedCall]()
         self.places = dict[int, Any]()  # of tensors, by id: the call that gave it, or its number
         self.alive = list[Tensor]()  # ids are used again for others
+
+    @contextmanager
+    def of_backward(self) -> Iterator[None]:
+        """What the user's own backward calls."""
+        before = self.silent, self.backward
+        self.silent, self.backward = False, True
+        yield
+        self.silent, self.backward = before
 
     def __exit__(self, *error: Any) -> None:
         self.places, self.alive = {}, []
@@ -67,7 +77,7 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if torch.compiler.is_dynamo_compiling():  # it traces this inside torch.cond
+        if self.silent or torch.compiler.is_dynamo_compiling():  # it traces this inside torch.cond
             return found
         results, given = list(flat(found)), list(flat((args, kwargs)))
         touched = given if found is None else results  # no_grad and the like touch no tensor
@@ -81,7 +91,8 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
         numbers = tuple(one for one in given if is_number(one))
         others = tuple(self.source(one) for one in given if not is_number(one))
         sizes = tuple(described(one) for one in results)
-        how = torch.is_grad_enabled(), len(self.outputs) > self.before
+        in_loss = len(self.outputs) > self.before and not self.backward
+        how = torch.is_grad_enabled(), in_loss
         inputs = tuple((self.source(t), described(t)) for t in given if isinstance(t, Tensor))
         part = written(*args[:2]) if func is torch.Tensor.__setitem__ else None
         writes = part is not None or (bool(given) and any(one is given[0] for one in results))

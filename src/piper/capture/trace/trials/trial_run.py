@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
+from piper.capture.autograd_private import apply_function, functions_as
 from piper.capture.python_state.loss_state import Loss
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
     TorchDispatchMode,
-    apply_function,
-    functions_as,
     is_custom,
     named_arguments,
     pytree,
