@@ -327,6 +327,17 @@ def test_an_option_that_keeps_more_than_was_saved_is_refused(option: str, tmp_pa
         assert trainer.resume(tmp_path / "run") == 1
 
 
+def test_states_may_have_other_names_for_vectors_than_for_matrices(tmp_path: Path) -> None:
+    saved(tmp_path / "run", torch.optim.Adafactor)
+
+    with one_device(torch.optim.Adafactor) as trainer:
+        assert trainer.resume(tmp_path / "run") == 1
+        resumed = [trainer.step(torch.ones(4, 4), torch.zeros(4, 4)).loss for _ in range(2)]
+    with one_device(torch.optim.Adafactor) as trainer:
+        whole = [trainer.step(torch.ones(4, 4), torch.zeros(4, 4)).loss for _ in range(3)]
+    assert resumed == whole[1:]
+
+
 def test_a_momentum_that_is_added_begins_at_zero(tmp_path: Path) -> None:
     saved(tmp_path / "run", partial(torch.optim.SGD, lr=0.1))
 

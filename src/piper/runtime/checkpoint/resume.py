@@ -128,12 +128,12 @@ def refuse_missing_state(folder: Path, bucket: BucketState, states: Sequence[Sta
         return
     groups = {id(p): group for group in bucket.optimizer.param_groups for p in group["params"]}
     kinds = {
-        (id(groups[id(part.parameter)]), tuple(filter(None, held))): groups[id(part.parameter)]
+        (id(group), tuple(filter(None, held)), part.parameter.dim()): group
         for part, held in zip(bucket.parts(), states, strict=True)
-        if id(part.parameter) in groups
+        if (group := groups.get(id(part.parameter))) is not None
     }
-    for (_, names), group in kinds.items():
-        missing = missing_state(bucket.optimizer, group, names)
+    for (_, names, dims), group in kinds.items():
+        missing = missing_state(bucket.optimizer, group, names, dims)
         if missing:
             kind = type(bucket.optimizer).__name__
             raise refused(

@@ -17,9 +17,10 @@ from piper.runtime.optimizers.small_parameters import set_gradients
 
 
 def missing_state(
-    optimizer: torch.optim.Optimizer, group: dict[str, Any], found: Collection[str]
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], found: Collection[str], dims: int = 2
 ) -> list[str]:
-    """What it keeps with these options, and cannot do without. Tried on a small parameter.
+    """What it keeps with these options for a parameter of so many dimensions, and cannot do
+    without. Tried on a small one.
 
     >>> p = torch.nn.Parameter(torch.ones(2, 2))
     >>> made = torch.optim.AdamW([p], amsgrad=True)
@@ -28,7 +29,7 @@ def missing_state(
     """
     if not found or not is_unchanged(optimizer):
         return []
-    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    parameter = torch.nn.Parameter(torch.ones([2] * dims))
     known = signature(type(optimizer)).parameters
     options = {name: value for name, value in group.items() if name in known and name != "params"}
     try:
