@@ -111,6 +111,9 @@ PLACES: dict[str, Form] = {
     "listed": lambda h, y: h + h[[0, 1]].sum(0),
     "behind another": lambda h, y: h + torch.cat([torch.zeros(1, WIDTH), h])[:-1],
     "moved": lambda h, y: h + torch.cat([torch.zeros(5, WIDTH), h])[: len(h)],
+    "window": lambda h, y: h * torch.hann_window(len(h))[:, None],
+    "all but one": lambda h, y: h * F.pad(torch.ones(len(h) - 1), (1, 0))[:, None],
+    "joined": lambda h, y: h * torch.cat([torch.zeros(1), torch.ones(len(h) - 1)])[:, None],
     "mixed up": lambda h, y: 0.7 * h + 0.3 * h[torch.randperm(len(h))],
     "mixed up by draws": lambda h, y: 0.7 * h + 0.3 * h[torch.rand(len(h)).argsort()],
     "groups of four": lambda h, y: torch.zeros_like(h).index_add(0, torch.arange(len(h)) // 4, h),
@@ -133,7 +136,7 @@ OWN: dict[str, Form] = {
     ),
     "expanded places": lambda h, y: h * torch.arange(WIDTH).expand(len(h), -1).cumsum(1),
     "sorted and back": lambda h, y: h[y.argsort()][y.argsort().argsort()],
-    "inverse": lambda h, y: h[
+    "inverse": lambda h, y: h[y.argsort()][
         torch.empty_like(y).scatter(0, y.argsort(), torch.arange(len(y)))
     ],
     "of a type": lambda h, y: h + torch.linspace(0, 1, WIDTH).to(h) + torch.ones(WIDTH).type_as(h),
@@ -145,6 +148,30 @@ OWN: dict[str, Form] = {
         0, torch.where(y == 1)[0], h[torch.where(y == 1)[0]]
     )
     * 2,
+    "copied back": lambda h, y: torch.empty_like(h).index_copy(0, y.argsort(), h[y.argsort()]),
+    "sorted, and labels": lambda h, y: (
+        (h[y.argsort()] * F.one_hot(y, WIDTH)[y.argsort()]).tanh()[y.argsort().argsort()] + h
+    ),
+    "a bias, sorted": lambda h, y: (
+        h[y.argsort()] + torch.ones_like(h) @ torch.ones(WIDTH, WIDTH)
+    )[y.argsort().argsort()],
+    "experts, sorted": lambda h, y: h + torch.zeros_like(h).index_add(
+        0, y.argsort(), (h[y.argsort()] @ torch.ones(WIDTH, WIDTH)).relu()
+    ),
+    "last of each": lambda h, y: (
+        h + h.view(-1, 2)[torch.arange(len(h)) * 4 + 3].repeat(1, WIDTH // 2)
+    ),
+    "groups of rows": lambda h, y: h.view(-1, 4, WIDTH).softmax(1).view_as(h),
+    "time first": lambda h, y: (
+        h.view(-1, 4, 2).transpose(0, 1).reshape(-1, 2).view(4, -1, 2).mean(0).repeat(1, 4)
+    ),
+    "heads": lambda h, y: (
+        h.view(-1, 4, 2).transpose(0, 1).reshape(4 * len(h), 2).view(4, len(h), 2)
+        .transpose(0, 1).reshape(len(h), WIDTH)
+    ),
+    "flat and back": lambda h, y: h.T.reshape(-1).view(WIDTH, -1).T.flatten().view(-1, WIDTH),
+    "repeated": lambda h, y: h.repeat_interleave(3, 0).view(-1, 3, WIDTH).mean(1)
+    + h.repeat(3, 1).view(3, -1, WIDTH).mean(0),
     "by hand": lambda h, y: torch.empty_like(h).scatter(
         0, y.argsort()[:, None].expand_as(h), h[y.argsort()]
     ),
@@ -215,6 +242,14 @@ MEETING: dict[str, Mix] = {
     "median": lambda h: h - h.median(),
     "distances": lambda h: h + torch.cdist(h, h).mean(1, keepdim=True),
     "spectrum": lambda h: torch.fft.fft(h, dim=0).real,
+    "in order beside rows": lambda h: h + h[h[:, 0].argsort()],
+    "rotated": lambda h: torch.rot90(h, 2, (0, 1)),
+    "another layout": lambda h: h.T.reshape(h.shape),
+    "time of other rows": lambda h: h.view(-1, 2).view(4, -1, 2).mean(0).repeat(1, 4),
+    "rows of others": lambda h: h.repeat_interleave(2, 0)[: len(h)],
+    "groups by place": lambda h: h.view(3, -1, WIDTH).softmax(0).view_as(h),
+    "turns counted as rows": lambda h: h.repeat(2, 1).view(-1, 2, WIDTH).mean(1),
+    "tokens of some rows": lambda h: h + h.view(-1, 2)[: len(h)].repeat(1, 4),
     "flat": lambda h: h + h.flatten().roll(8).view_as(h),
     "quantised": lambda h: (h * 7 / h.abs().max()).round(),
     "counted": lambda h: h / torch.bincount(h.argmax(1), minlength=WIDTH)[h.argmax(1)][:, None],

@@ -10,6 +10,8 @@ from piper.capture.trace.row_calls.recorded_calls import RecordedCall, RowCounts
 
 NUMBERING = frozenset({
     "arange", "range", "linspace", "eye", "tril_indices", "triu_indices", "diag", "randperm",
+    "logspace", "hann_window", "hamming_window", "blackman_window", "bartlett_window",
+    "kaiser_window",
 })  # fmt: skip
 TRIANGLES = frozenset({"tril", "triu"})
 ORDERS = frozenset({"argsort", "sort", "topk", "msort", "cumsum"})  # integers: places of rows
@@ -27,7 +29,6 @@ MATRICES = frozenset({  # of the last two dimensions
     "linalg_lstsq", "linalg_matrix_norm", "inverse", "pinverse", "svd", "qr", "cholesky", "cov",
     "corrcoef", "linalg_multi_dot", "chain_matmul",
 })  # fmt: skip
-VIEWS = frozenset({"view", "reshape", "unflatten"})
 TURNS = frozenset({
     "flip", "roll", "remainder", "mod", "fmod", "floor_divide", "floordiv", "rsub", "neg",
     "randperm", "argsort", "sort", "topk",
@@ -91,13 +92,13 @@ class Both:
         if name in RECURRENT:
             first = next((one for one in reversed(self.all.given) if isinstance(one, bool)), False)
             return size < 3 or dims != [-3 if first else -2]
+        if name == "rot90":
+            turned = {n % size - size for n in self.all.numbers[1:3] or (0, 1)}
+            return not turned.isdisjoint(dims)
         if name == "layer_norm":
             return any(dim >= 1 - len(self.all.numbers) for dim in dims)
         if name == "einsum":
             return self.is_contracted
-        if name in VIEWS:
-            sizes = [size for result in self.results for size in result]
-            return any(size % self.rows.all for size in sizes)  # groups of rows
         return name in MATRICES and any(dim >= -2 for dim in dims)
 
     @property

@@ -22,6 +22,7 @@ from piper.capture.trace.row_calls.both_calls import (
     sizes_of_rows,
 )
 from piper.capture.trace.row_calls.recorded_calls import RecordedCall, RowCounts
+from piper.capture.trace.row_calls.row_order import RowOrder
 from piper.capture.trace.row_calls.row_writes import RowWrites
 
 PARTS = frozenset({
@@ -32,7 +33,8 @@ GETS = frozenset({
     "getitem", "gather", "take", "take_along_dim", "index_select", "permute_rows.default",
 })  # fmt: skip
 PUTS = frozenset({
-    "setitem", "index_put", "scatter", "scatter_add", "index_add", "scatter_reduce",
+    "setitem", "index_put", "scatter", "scatter_add", "index_add", "scatter_reduce", "index_copy",
+    "index_reduce",
 })  # fmt: skip
 PADS = ("pad", "constant_pad_nd")
 JOINS = ("cat", "concat", "concatenate", "vstack")
@@ -66,14 +68,18 @@ class Kind(Enum):
     CONSTANT = auto()  # nothing that a model is given
     NUMBERS = auto()  # the same, with another value for each row
     MOVED = auto()  # such numbers in another order
-    PLACES = auto()  # numbers of rows, or their order: integers
+    PLACES = auto()  # numbers of rows: integers
+    ORDER = auto()  # of rows by what they are: integers
+    SORTED = auto()  # rows in such an order
+    ALIKE = auto()  # parameters, for each row the same
     FREE = auto()  # integers of the batch alone, such as masks
     DATA = auto()
     OF_ALL = auto()  # all rows, in floating-point numbers
 
 
+LIKE_DATA = (Kind.SORTED, Kind.ALIKE)
 COUNTED = (Kind.NUMBERS, Kind.MOVED)
-NUMBERED = {*COUNTED, Kind.PLACES}
+NUMBERED = {*COUNTED, Kind.PLACES, Kind.ORDER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,7 @@ class Meeting:
 class RowPlaces:
     kinds: dict[Any, Kind] = field(default_factory=dict)  # of results, by the place of their call
     writes: RowWrites = field(default_factory=RowWrites)
+    order: RowOrder = field(default_factory=RowOrder)
     behind: set[Any] = field(default_factory=set)  # rows behind what is no rows
 
     def first(
@@ -98,6 +105,8 @@ class RowPlaces:
             found = self.kind(both := Both(*pair, rows))
             if self.writes.is_at_fixed_rows(both) or self.is_behind(place, both):
                 return Meeting(both.all.line, numbered=True)
+            if self.order.is_torn(place, both):
+                return Meeting(both.all.line, numbered=False)
             if isinstance(found, Meeting):
                 return found
             if found is Kind.OF_ALL and both.gives_rows:  # a mean of all rows, for each of them
@@ -131,25 +140,59 @@ class RowPlaces:
         if all(one in (Kind.CONSTANT, *COUNTED) for one in known):
             return constant(both, inputs, known)
         if NUMBERED.isdisjoint(known):
-            return part(both, inputs, known) if name in PARTS else together(both, inputs, known)
+            return in_order(both, inputs, known)
         values = known[-1:] if name in PUTS else []
         if name in GETS | PUTS and NUMBERED.isdisjoint([known[0], *values]) and inputs[0][1]:
-            own = Kind.MOVED not in known
-            return Kind.DATA if own else Meeting(both.all.line, numbered=True)
+            return reordered(both, known)
         if name in OFFSETS and both.is_integer:
-            return Kind.PLACES
+            return Kind.ORDER if Kind.ORDER in known else Kind.PLACES
         return Meeting(both.all.line, numbered=True)
 
 
 Inputs = list[tuple[Any, list[int]]]
 
 
+def reordered(both: Both, known: list[Kind]) -> Kind | Meeting:
+    """Of rows that are taken, or put, by numbers. Twice, they are where they were."""
+    if Kind.MOVED in known:
+        return Meeting(both.all.line, numbered=True)
+    source = known[-1] if both.all.name in PUTS else known[0]
+    moved = Kind.ORDER in known and source in (Kind.DATA, Kind.FREE)
+    return Kind.SORTED if moved else Kind.DATA
+
+
+def in_order(both: Both, inputs: Inputs, known: list[Kind]) -> Kind | Meeting:
+    """Rows in an order of their own stay in it, and must not meet those of the batch."""
+    with_rows = {kind for (_, sizes), kind in zip(inputs, known, strict=True) if sizes}
+    if Kind.SORTED in known and not {Kind.DATA, Kind.FREE}.isdisjoint(with_rows):
+        return Meeting(both.all.line, numbered=False)
+    plain: list[Kind] = [Kind.DATA if one in LIKE_DATA else one for one in known]
+    found = (part if both.all.name in PARTS else together)(both, inputs, plain)
+    if found is not Kind.DATA or not any(both.results):
+        return found
+    if with_rows and with_rows <= {Kind.CONSTANT, Kind.ALIKE}:
+        return Kind.ALIKE
+    return Kind.SORTED if Kind.SORTED in with_rows else found
+
+
 def constant(both: Both, inputs: Inputs, known: list[Kind]) -> Kind:
     own = both.all.name in GETS and known[0] is Kind.CONSTANT and bool(inputs[0][1])
     counted = not NUMBERED.isdisjoint(known)
-    if not any(both.results) or not (both.counts_rows or (counted and not (own or both.repeats))):
+    numbers = both.counts_rows or begins(both) or (counted and not (own or both.repeats))
+    if not any(both.results) or not numbers:
         return Kind.CONSTANT
     return Kind.MOVED if both.moves or Kind.MOVED in known else Kind.NUMBERS
+
+
+def begins(both: Both) -> bool:
+    """Whether constants of some rows come behind others: `pad(ones(len(h) - 1), (1, 0))`."""
+    sizes = sizes_of_rows(both.own.sizes[0], both.all.sizes[0])
+    if not both.all.inputs or not all_multiples(sizes, both.rows.own, both.rows.all):
+        return False
+    pairs = zip(both.own.inputs, both.all.inputs, strict=True)
+    given = [sizes_of_rows(own[1], every[1]) for own, every in pairs]
+    some = any(not all_multiples(one, both.rows.own, both.rows.all) for one in given if one)
+    return some and both.all.name in (*PADS, *JOINS)
 
 
 def part(both: Both, inputs: Inputs, known: list[Kind]) -> Kind | Meeting:
@@ -177,7 +220,8 @@ def together(both: Both, inputs: Inputs, known: list[Kind]) -> Kind | Meeting:
     if not rows or both.all.in_loss:
         return joined(known)
     if name in ALONG and both.is_along_rows:
-        return Kind.PLACES if both.is_integer else Meeting(line, numbered=False)
+        ranks = Kind.PLACES if name == "cumsum" else Kind.ORDER
+        return ranks if both.is_integer else Meeting(line, numbered=False)
     if both.mixes or (name == "roll" and len(both.all.numbers) < 2):
         return Meeting(line, numbered=False)
     if any(both.results) and any(map(partial(meets, name), both.all.inputs, known)):
