@@ -22,6 +22,9 @@ COUNTS: dict[str, Callable[[Tensor], Tensor | int]] = {
 }
 
 
+REFUSED = ("times rows",)
+
+
 class Net(nn.Module):
     def __init__(self, count: Callable[[Tensor], Tensor | int] | None = None) -> None:
         super().__init__()
@@ -55,10 +58,11 @@ def test_a_count_beside_a_number_of_rows_is_right_or_refused(
         monkeypatch.setattr(trial_size, "MOST", 0.0)
     x, y = batch(ignored=True)
     wanted = Net(COUNTS[name])(x, y).item()
-    try:
-        found = rehearse(Net(COUNTS[name]), None, HALVES, [(x, y)]).losses
-    except InputError:
+    if name in REFUSED:
+        with pytest.raises(InputError):
+            rehearse(Net(COUNTS[name]), None, HALVES, [(x, y)])
         return
+    found = rehearse(Net(COUNTS[name]), None, HALVES, [(x, y)]).losses
 
     assert found == pytest.approx([wanted], rel=1e-12)
 

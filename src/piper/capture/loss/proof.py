@@ -233,7 +233,12 @@ def without_copies(graph: fx.Graph) -> fx.Graph:
 def merge_equal(graph: fx.Graph) -> None:
     """Compute equal expressions once, so that equal masks are one node."""
     seen: dict[str, fx.Node] = {}
+    held: dict[int, fx.Node] = {}  # a module that is called twice has its weights twice
     for node in graph.nodes:
+        if node.op == "get_attr" and isinstance(tensor := _held(node), Tensor):
+            first = held.setdefault(id(tensor), node)
+            if first is not node:
+                node.replace_all_uses_with(first)
         if node.op == "call_function" and isinstance(node.target, OpOverload):
             first = seen.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
             if first is not node and not is_mutable(node):

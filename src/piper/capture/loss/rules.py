@@ -196,6 +196,8 @@ def sum_of_two(call: Call) -> Known:
     a, b = call.of("self"), call.of("other")
     if adds_nothing(call):
         return a
+    if {a, b} == {SUM, Number(1)}:  # so much for each row: `labels.numel() - ignored.sum()`
+        return SUM
     if isinstance(a, Reduced) or isinstance(b, Reduced):
         if isinstance(a, Reduced | Fixed) and is_nothing(call, "other"):
             return a

@@ -17,10 +17,12 @@ def is_known_empty(form: LossForm, microbatch: Batch) -> bool:
 
 
 def refuse_empty(weights: Sequence[float], empty: Sequence[bool]) -> None:
-    """`empty`: those in which no label counts."""
-    filled = any(weight > 0 for weight in weights)
+    """`empty`: those in which no label counts, which are no error beside others."""
     for part, weight in enumerate(weights):
-        if weight <= 0 and not (filled and empty[part]):
+        if weight < 0:
+            what = f"microbatch {part} has weight {weight:g}, which is negative"
+            raise InputError.of("batch", what, "let loss_weight return 0 or more")
+        if weight <= 0 and not empty[part]:
             raise InputError.of(
                 "batch",
                 f"microbatch {part} has weight {weight:g}: a mean over nothing is not a number",
