@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median
 
 import torch
 
@@ -28,7 +27,7 @@ from piper.runtime.torch_private import free_workspaces
 
 LOG = logging.getLogger("piper")
 UNTIMED = 1  # steps of each kind before its times count: memory is allocated, clocks rise
-TIMED = 4  # steps of each kind
+TIMED = 4  # steps of each kind: the fastest counts, since what disturbs one only adds to it
 GAIN = 0.98  # graphs hold memory between steps, so they must be worth it
 
 
@@ -134,7 +133,7 @@ class GraphChoice:
         empty_cache(device)
 
     def choose(self) -> None:
-        without, with_graphs = (median(self.times[kind][UNTIMED:]) for kind in (False, True))
+        without, with_graphs = (min(self.times[kind][UNTIMED:]) for kind in (False, True))
         more, less = self.memory[True], self.memory[False]
         better = with_graphs < GAIN * without and with_graphs * more <= without * less
         self.chosen = True
