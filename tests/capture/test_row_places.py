@@ -28,6 +28,15 @@ def zeroed(h: Tensor) -> Tensor:
     return h
 
 
+def experts(h: Tensor, y: Tensor) -> Tensor:
+    """The two best of each row, sorted by expert, and put back."""
+    score, chosen = h.softmax(-1).topk(2)
+    order = chosen.flatten().argsort(stable=True)
+    rows = (h[order // 2] @ torch.ones(WIDTH, WIDTH)).relu()
+    rows = torch.zeros_like(rows).index_copy(0, order, rows)
+    return h + (rows.view(*score.shape, WIDTH) * score.unsqueeze(-1)).sum(1)
+
+
 def put(h: Tensor) -> Tensor:
     h = h.clone()
     h[5] = 0
@@ -155,6 +164,7 @@ OWN: dict[str, Form] = {
     "a bias, sorted": lambda h, y: (
         h[y.argsort()] + torch.ones_like(h) @ torch.ones(WIDTH, WIDTH)
     )[y.argsort().argsort()],
+    "two experts": experts,
     "experts, sorted": lambda h, y: h + torch.zeros_like(h).index_add(
         0, y.argsort(), (h[y.argsort()] @ torch.ones(WIDTH, WIDTH)).relu()
     ),

@@ -45,6 +45,7 @@ OFFSETS = frozenset({
     "getitem", "repeat", "repeat_interleave", "cat", "stack", "meshgrid", "scatter", "index_copy",
     "argsort", "sort", "clamp", "pad", "expand_as", "view_as", "reshape_as", "type_as",
 })  # fmt: skip
+QUOTIENTS = ("floordiv", "floor_divide", "div")  # of places of several elements of each row
 LIKE_ANOTHER = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})
 WITHOUT_VALUES = frozenset({
     "size", "dim", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones",
@@ -144,8 +145,10 @@ class RowPlaces:
         values = known[-1:] if name in PUTS else []
         if name in GETS | PUTS and NUMBERED.isdisjoint([known[0], *values]) and inputs[0][1]:
             return reordered(both, known)
+        if name in (*OFFSETS, *QUOTIENTS) and both.is_integer and Kind.ORDER in known:
+            return Kind.ORDER
         if name in OFFSETS and both.is_integer:
-            return Kind.ORDER if Kind.ORDER in known else Kind.PLACES
+            return Kind.PLACES
         return Meeting(both.all.line, numbered=True)
 
 
