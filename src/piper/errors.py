@@ -181,7 +181,8 @@ class Located(NotSupported):
         return type(self), (self.where, *self.problems)
 
     def __str__(self) -> str:
-        return "\n".join(f"{self.where}: {problem}" for problem in said_once(self.problems))
+        before = f"{self.where}: " if self.where else ""
+        return "\n".join(f"{before}{problem}" for problem in said_once(self.problems))
 
 
 class DirectiveError(Located):
@@ -224,7 +225,8 @@ class RunError(PiperError):
         self.device, self.instruction, self.reason = device, instruction, reason
 
     def __str__(self) -> str:
-        return f"device {self.device} stopped at {self.instruction}\n  {self.reason}"
+        at = " ".join(self.instruction.split())  # plans have columns
+        return f"device {self.device} stopped at {at}\n  {self.reason}"
 
 
 class ScriptFailed(PiperError):

@@ -15,6 +15,7 @@ import torch
 from piper.capture import tag_unannotated
 from piper.directives import Strategy
 from piper.errors import InputError
+from piper.job.arguments import names_options
 from piper.job.batch.batch_arguments import example_of
 from piper.job.inspecting import is_inspecting
 from piper.job.options import Loss
@@ -110,6 +111,7 @@ class PretrainedTrainer(Trainer):
         self._checkpoints.export(Path(folder), *given, written)
 
 
+@names_options
 def from_pretrained(
     folder_or_config: Any,
     strategy: Strategy | Sequence[Any] | None = None,

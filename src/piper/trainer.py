@@ -79,8 +79,7 @@ class Trainer(Closing, OtherAttributes):
     - `memory_gib`: memory of a device; a strategy that needs more is an error
     - `device`: "cuda" or "cpu"; by default a GPU if there is one
     - `log`: where metrics go: "print", "tensorboard", "wandb", a .csv file, or your function
-    - `whole`: names of inputs that are not cut into microbatches
-    - `max_programs`: how many programs for different shapes of batches are kept
+    - `whole`: inputs that are not cut; `max_programs`: programs kept for shapes of batches
     - `timeout`: seconds to wait for another process
     """
 
@@ -219,6 +218,7 @@ class Trainer(Closing, OtherAttributes):
         self._programs.get(self._job.rows.as_first(given, self.replica), kind, self.steps)
         return costs
 
+    @names_options
     def evaluate(self, batches: Iterable[Any]) -> Evaluation:
         """The loss of these batches, in eval mode and without gradients, under the strategy.
 

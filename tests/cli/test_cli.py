@@ -77,7 +77,7 @@ def test_the_ending_of_a_file_says_what_is_written(tmp_path: Path) -> None:
     )
     call("simulate", str(SCRIPT), "-o", str(page))
     call("simulate", str(SCRIPT), "-o", str(numbers))
-    call("simulate", str(SCRIPT), "--set", "steps=1,2", "-o", str(plot))
+    call("simulate", str(SCRIPT), "--set", "pp=1,2", "-o", str(plot))
     call("show", str(SCRIPT), "-o", str(picture))
 
     assert page.read_text().startswith("<!doctype html>")

@@ -176,7 +176,7 @@ def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
     assert found[0].split() == ["pp", "step", "tokens/s", "bubble", "exposed", "peak", "memory"]
     assert sorted(line.split()[0] for line in found[1:3]) == ["2", "4"]
     assert found[3:] == [
-        "pp=0: not supported",
+        "pp=0: no result",
         "    1f1b: pp=0 is too small",
         "      fix: write pp=1 or more",
         "nothing was measured: regions are estimated from FLOPs and bytes",
@@ -270,8 +270,7 @@ def test_a_script_that_refuses_an_argument_has_its_word_in_the_row() -> None:
     found = call("--set", "pp=2,many")
 
     assert (
-        "pp=many: not supported\n    tiny.py: error: argument --pp: invalid int value: 'many'"
-        in found
+        "pp=many: no result\n    tiny.py: error: argument --pp: invalid int value: 'many'" in found
     )
 
 

@@ -348,7 +348,7 @@ def test_an_order_that_leaves_out_a_microbatch_is_refused() -> None:
 
     assert str(refused.value) == (
         "strategy: the order names PP0 B for 2 of its microbatches, but not PP0:B@2\n"
-        "  fix: add a slot for PP0:B@2, or leave PP0 B out of the order"
+        "  fix: add slots for PP0:B@2, or leave PP0 B out of the order"
     )
 
 

@@ -73,9 +73,10 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
     with pytest.raises(Refused) as refused:
         Place(where(PP=0), devices)  # type: ignore[arg-type]
 
-    shown = list(devices) if isinstance(devices, list) else devices
+    numbers = isinstance(devices, list) and devices
+    each = "list devices by their numbers, 0 or more" if numbers else "list each device once"
     assert str(refused.value) == (
-        f"devices {shown!r} is not a list of devices\n  fix: list each device once, such as [0, 2]"
+        f"devices {devices!r} is not a list of devices\n  fix: {each}, such as [0, 2]"
     )
 
 

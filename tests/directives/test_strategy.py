@@ -215,7 +215,7 @@ NO_LIST = 'strategy: the JSON is not a list\n  fix: write [{"op": "place", ...},
         (
             {"op": "place", "filter": {}, "devices": [True]},
             "place (directive 1): devices [True] is not a list of devices\n"
-            "  fix: list each device once, such as [0, 2]",
+            "  fix: list devices by their numbers, 0 or more, such as [0, 2]",
         ),
         (
             {"op": "replicate", "filter": {}, "devices": [0, 0]},
@@ -334,10 +334,16 @@ def test_what_is_no_directive_is_refused() -> None:
     )
 
 
+ONE_LIST = 'write one list: Order([where(PP=0, MB=0, PASS="F"), ...])'
+
+
 @pytest.mark.parametrize(
     ("slots", "message"),
     [
-        (where(), "where() is not a list of slots\n  fix: write Order([[...], ...])"),
+        (
+            where(),
+            "where() is not a list of slots\n  fix: " + ONE_LIST,
+        ),
         ([["x"]], "['x'] is not a slot\n  fix: write a filter or a list of filters: [where(PP=0)]"),
         (["x"], "'x' is not a slot\n  fix: write a filter or a list of filters: [where(PP=0)]"),
     ],

@@ -143,7 +143,7 @@ def test_what_processes_cannot_send_each_other_is_not_gathered() -> None:
     with pytest.raises(InputError) as error:
         found.gather(X.numpy())
     assert str(error.value) == (
-        "gather: a ndarray does not travel between processes\n"
+        "gather: objects of the class ndarray do not travel between processes\n"
         "  fix: give tensors, numbers and text, or lists, tuples and dicts of them"
     )
 

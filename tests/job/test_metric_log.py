@@ -164,10 +164,16 @@ def test_one_live_line_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     clear = "\r\x1b[K"
     assert terminal.getvalue() == (
-        f"{FIRST[:30]}{clear}{SECOND[:30]}{clear}{SECOND}\nsaved\na warning\n"
-        f"{FIRST[:30]}{clear}{FIRST}\nover\n"
+        f"{short(FIRST)}{clear}{short(SECOND)}{clear}{SECOND}\nsaved\na warning\n"
+        f"{short(FIRST)}{clear}{FIRST}\nover\n"
     )
     assert sys.stdout is terminal is sys.stderr
+
+
+def short(line: str) -> str:
+    """What fits into 30 columns: the step, and the speed."""
+    fields = line.split("  ")
+    return f"{fields[0]}  {fields[-1]}"
 
 
 def test_a_file_keeps_the_columns_that_it_has(tmp_path: Path) -> None:

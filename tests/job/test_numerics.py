@@ -353,8 +353,9 @@ def test_data_are_like_the_example() -> None:
 def test_an_example_of_zeros_is_pointed_out() -> None:
     zeros = Batch.of((torch.arange(4), torch.zeros(4, dtype=torch.int64)))
 
-    assert "input 1 of the example is constant" in constant_inputs(zeros)[0]
-    assert constant_inputs(Batch.of((torch.arange(4), torch.zeros(4)))) == []
+    names = ["ids", "mask"]
+    assert "in the example, mask has one value everywhere" in constant_inputs(zeros, names)[0]
+    assert constant_inputs(Batch.of((torch.arange(4), torch.zeros(4))), names) == []
 
 
 def test_mixed_precision_is_left_out() -> None:

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from piper.capture.trace.row_calls import unvalued_run
 from piper.capture.trace.arguments.batch_dimension import batch_dimension
 from piper.capture.trace.arguments.inputs import inputs_of
+from piper.capture.trace.row_calls import unvalued_run
 from piper.job.batch.other_sizes import OtherSizes, tried
 
 ROWS, WIDTH = 4, 6

@@ -298,9 +298,9 @@ def test_a_block_between_lists_of_its_class_is_a_layer() -> None:
 
     assert str(found) == (
         "found 5 layers\n"
-        "  L=0 to 1: down.0 to down.1 (Block), 220 parameters\n"
+        "  L=0 to 1: down.0 and down.1 (Block), 220 parameters\n"
         "  L=2: middle (Block), 110 parameters\n"
-        "  L=3 to 4: up.0 to up.1 (Block), 220 parameters\n"
+        "  L=3 to 4: up.0 and up.1 (Block), 220 parameters\n"
         "  outside, joining their neighbours: places, stem, merge, 204 parameters"
     )
     batch = torch.randn(8, 6, dtype=torch.float64), torch.randn(8, 6, dtype=torch.float64)

@@ -83,7 +83,7 @@ def test_whole_gradients_are_kept_exactly_where_they_fit(caplog: pytest.LogCaptu
     assert each < once
     with caplog.at_level(logging.INFO, "piper"):
         assert reduces(job(None, gib=once)) == {"once"}
-        assert "zero=3 reduces gradients once per step: whole ones fit" in caplog.text
+        assert "zero=3 reduces gradients once per step, since whole ones fit" in caplog.text
         assert reduces(job(None, gib=(each + once) / 2)) == {None}
         assert "zero=3 reduces the gradients of each microbatch" in caplog.text
 
@@ -99,7 +99,7 @@ def test_zero_2_is_zero_1_exactly_where_whole_gradients_fit(
     assert each < once
     with caplog.at_level(logging.INFO, "piper"):
         assert levels(job(None, gib=once, zero=2)) == {1}
-        assert "zero=2 reduces gradients once per step: whole ones fit" in caplog.text
+        assert "zero=2 reduces gradients once per step, since whole ones fit" in caplog.text
         assert levels(job(None, gib=(each + once) / 2, zero=2)) == {2}
         assert "zero=2 reduces the gradients of each microbatch" in caplog.text
 
@@ -168,7 +168,7 @@ def test_a_device_holds_what_was_gathered_also_with_one_microbatch(
 ) -> None:
     with caplog.at_level(logging.INFO, "piper"):
         assert chosen(1.0, microbatches=1) == (None, REGIONS)
-        assert "zero=3 gathers parameters once per step: whole ones fit" in caplog.text
+        assert "zero=3 gathers parameters once per step, since whole ones fit" in caplog.text
         assert chosen(peak("each", buffers=None) + 1e-9) == (None, None)
         assert "zero=3 gathers parameters before each use: whole ones would not" in caplog.text
 

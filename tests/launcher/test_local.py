@@ -100,7 +100,7 @@ def test_an_exception_on_one_device_stops_all_and_names_device_instruction_and_r
 
     assert result.returncode == 1
     assert "piper: device 0 failed" in result.stderr
-    assert "device 0 stopped at run     PP0:F@0 (w:PP0, batch:0@0)" in result.stderr
+    assert "device 0 stopped at run PP0:F@0 (w:PP0, batch:0@0)" in result.stderr
     assert "IndexError: index out of range in self" in result.stderr
     assert stopped - (tmp_path / "bad").stat().st_mtime < 10
 

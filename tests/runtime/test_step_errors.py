@@ -27,7 +27,7 @@ def test_out_of_memory_says_so_and_what_was_held(error: Exception) -> None:
     found = step_error(PLAN, 0, error, HELD)
 
     assert str(found).startswith(
-        "device 1 stopped at run     PP0:F@0 (w:PP0) -> h0\n  out of memory: the step holds "
+        "device 1 stopped at run PP0:F@0 (w:PP0) -> h0\n  out of memory: the step holds "
         f"1.0 MiB of parameters and 2.0 MiB in 1 buffer (h0: 2.0 MiB)\n  {type(error).__name__}: "
     )
 

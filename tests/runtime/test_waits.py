@@ -55,8 +55,8 @@ def test_a_device_that_does_not_answer_is_named(
     assert str(error) == (
         "device 0 stopped at run PP0:B@0\n"
         "  device 2 does not answer: it ended or was stopped, or its host is down\n"
-        "  device 0 has waited 0 s for 1: recv h0 from 1 on pp, for PP0:B@0\n"
-        "  device 1 has waited 9 s for 2: recv h1 from 2 on pp, for PP1:B@0"
+        "  device 0 has waited 0 s for device 1: recv h0 from 1 on pp, for PP0:B@0\n"
+        "  device 1 has waited 9 s for device 2: recv h1 from 2 on pp, for PP1:B@0"
     )
 
 
@@ -100,8 +100,8 @@ def test_everybody_waits_for_somebody() -> None:
 
     assert held_up_by(ring, 0, 2) is None
     assert list(lines(ring, None, 2)) == [
-        "device 0 has waited 1 s for 1: recv",
-        "device 1 has waited 1 s for 0: recv",
+        "device 0 has waited 1 s for device 1: recv",
+        "device 1 has waited 1 s for device 0: recv",
     ]
 
 

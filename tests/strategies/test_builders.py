@@ -339,7 +339,7 @@ def test_an_option_that_no_schedule_has_is_refused(name: str, dp: int) -> None:
 def test_a_misspelled_option_of_some_schedules_names_it_there_only() -> None:
     with pytest.raises(StrategyError, match="has no option virtal\n  fix: write virtual=..."):
         interleaved_one_f_one_b(pp=2, microbatches=4, virtal=2)
-    with pytest.raises(StrategyError, match="has no option virtual\n  fix: it may have pp, micro"):
+    with pytest.raises(StrategyError, match="gpipe has no option virtual\n  fix: leave it out, or"):
         gpipe(pp=2, microbatches=4, virtual=2)
 
 

@@ -379,3 +379,5 @@ def show_sweep(results: list[SweepResult], sort: Sort, files: Files) -> None:
         write_text(files.plot, plot(found))
     if files.numbers is not None:
         write_text(files.numbers, json.dumps([row.to_dict() for row in found], indent=1) + "\n")
+    if not any(row.found for row in found):
+        raise typer.Exit(1)  # each row says why

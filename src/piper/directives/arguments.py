@@ -45,7 +45,9 @@ def replica_list(devices: object) -> Devices:
 
 def no_list(devices: object) -> Problem:
     shown = list(devices) if isinstance(devices, tuple) else devices
-    fix = "list each device once, such as [0, 2]"
+    wrong = isinstance(shown, list) and not all(type(one) is int and one >= 0 for one in shown)
+    each = "list devices by their numbers, 0 or more" if wrong else "list each device once"
+    fix = f"{each}, such as [0, 2]"
     return Problem(f"devices {shown!r} is not a list of devices", fix)
 
 
@@ -101,7 +103,8 @@ def checked_plan(plan: ParameterPlan) -> tuple[tuple[str, str], ...] | None:
 
 def as_slots(slots: Slots) -> tuple[Slot, ...]:
     if isinstance(slots, Filter) or not isinstance(slots, list | tuple):
-        raise Refused(Problem(f"{slots!r} is not a list of slots", "write Order([[...], ...])"))
+        fix = 'write one list: Order([where(PP=0, MB=0, PASS="F"), ...])'
+        raise Refused(Problem(f"{slots!r} is not a list of slots", fix))
     return tuple(map(as_slot, slots))
 
 

@@ -12,6 +12,7 @@ from piper.ir.nodes import Compute
 from piper.names import BI, BW, PASS, amount
 
 MOST = 6  # words in a list of what is missing
+STAGES = "PP"  # the usual name of stages
 
 
 def selected(dag: Dag, wanted: Filter) -> list[Compute]:
@@ -99,9 +100,12 @@ def unknown_key(dag: Dag, key: str) -> Problem:
             "piper.tag_layers(model, x), which names its layers L=0, L=1 and so on"
         )
         return Problem(f"no region has the tag {key}: the model has no annotations", fix)
-    near = get_close_matches(key, set(dag.tag_names) - {PASS}, n=1, cutoff=0.3)
+    cutoff = 0.6 if key == STAGES else 0.3  # EP is like PP, and something else
+    near = get_close_matches(key, set(dag.tag_names) - {PASS}, n=1, cutoff=cutoff)
     hint = f"; did you mean {near[0]}?" if near else ""
-    if not dag.dimensions:
+    if key == STAGES:
+        hint += ', or write Stage("PP", 2) before it, or where() for everything'
+    elif not dag.dimensions:
         hint += " (the key of a `Split` or a `Stage` exists only after that directive)"
     return Problem(f"no region has the tag {key}", f"use one of {', '.join(dag.tag_names)}{hint}")
 

@@ -19,6 +19,8 @@ from piper.ir.training import microbatches_of_values
 from piper.ir.values import OF_THE_STEP, Value
 from piper.names import OF, PASS, STEP, F, ValueId, amount
 
+WHOLE = "write a whole number, 1 or more"
+
 IN_BATCH_ORDER = Maker("buffers updated in batch order")
 
 
@@ -50,7 +52,9 @@ class Split(Directive):
     def __post_init__(self) -> None:
         if type(self.n) is not int or self.n < 1:
             what = f"{self.n!r} is not a number of microbatches"
-            raise Refused(Problem(what, "write a whole number, 1 or more"))
+            swapped = isinstance(self.n, str) and type(self.name) is int
+            fix = f"write Split({self.n!r}, {self.name})" if swapped else WHOLE
+            raise Refused(Problem(what, fix))
         if self.n > MOST_PARTS:
             raise Refused(Problem("too many microbatches", f"write {MOST_PARTS:,} or less"))
         named = isinstance(self.name, str) and self.name.isidentifier()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from inspect import Parameter, signature
 from typing import Any, overload
 
 from piper.directives.base import Directive, known_directives
@@ -120,6 +121,9 @@ def flat(directives: Iterable[Any]) -> Iterator[Directive]:
     for item in directives:
         if isinstance(item, Strategy | list | tuple):
             yield from flat(item)
+        elif isinstance(item, type) and hasattr(item, "rewrite"):
+            fix = f"write {item.__name__}(...), with the parentheses"
+            raise StrategyError.of("strategy", f"it has the class {item.__name__}", fix)
         elif callable(getattr(item, "rewrite", None)):
             yield item
         else:
@@ -146,6 +150,7 @@ def as_strategy(
     A function gets the number of devices.
     """
     if callable(strategy):
+        refuse_uncalled(strategy)
         return as_strategy(strategy(devices))
     if isinstance(strategy, str):
         fix = "write piper.strategies.one_f_one_b(pp=2, microbatches=8), or a list of directives"
@@ -157,3 +162,18 @@ def as_strategy(
         what = f"it is {short_text(strategy)}, and no list of directives"
         raise StrategyError.of("strategy", what, fix)
     return strategy if isinstance(strategy, Strategy) else Strategy(strategy)
+
+
+def refuse_uncalled(function: Callable[[int], Any]) -> None:
+    """A builder that was not called needs more than the number of devices."""
+    kinds = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
+    parameters = signature(function).parameters.values()
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind in kinds]
+    if len(needed) > 1:
+        name = getattr(function, "__name__", "it")
+        what = f"{name} is a function that needs {' and '.join(needed)}"
+        fix = (
+            "write Trainer(model, loss_fn, strategy), and call a builder, as in "
+            "piper.strategies.one_f_one_b(pp=2, microbatches=8)"
+        )
+        raise StrategyError.of("strategy", what, fix)

@@ -21,6 +21,7 @@ from piper.runtime.optimizers.parameter_groups import is_named
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 EXAMPLE = "write example=(x, y): one batch as `step` gets it"
+CALLS = {"evaluate": "it takes batches: write trainer.evaluate([(x, y)])"}
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 LOG = logging.getLogger("piper")
 
@@ -37,12 +38,14 @@ def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
     named = [one for one in known.values() if one.kind is one.KEYWORD_ONLY]
     options = [one.name for one in sorted(named, key=lambda one: one.default is one.empty)]
     options += [name for name in known if name not in (*options, "self")]
-    where = call.__qualname__.partition(".")[0]
+    owner, _, own = call.__qualname__.rpartition(".")
+    where = owner if own == "__init__" else own
+    any_name = any(one.kind is one.VAR_KEYWORD for one in known.values())
 
     @wraps(call)
     def checked(*args: Given.args, **given: Given.kwargs) -> Made:
         for name in given:
-            if name not in known:
+            if name not in known and not any_name:
                 raise InputError(where, unknown(name, options, given))
         refuse_unbound(where, shape, args, given)
         try:
@@ -71,7 +74,7 @@ def refuse_unbound(where: str, shape: Signature, args: Any, given: dict[str, Any
         first = [one.name for one in shape.parameters.values() if one.kind is not one.KEYWORD_ONLY]
         names = ", ".join(name for name in first if name != "self")
         fix = f"write {where}({names}, ...), each once, and options by name"
-        raise InputError.of(where, str(error), fix) from None
+        raise InputError.of(where, str(error), CALLS.get(where, fix)) from None
 
 
 def refuse_wrong_model(model: Any, loss_fn: Any) -> None:

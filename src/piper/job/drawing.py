@@ -9,6 +9,7 @@ import torch
 
 from piper.directives import Strategy
 from piper.directives.strategy import as_strategy
+from piper.job.arguments import names_options
 from piper.job.inspection import inspected
 from piper.job.job import Job
 from piper.job.options import Loss
@@ -16,6 +17,7 @@ from piper.strategies.timing import compiled_rows
 from piper.view.schedule_grid import grid
 
 
+@names_options
 def draw(
     model: torch.nn.Module,
     loss_fn: Loss | None,

@@ -13,6 +13,8 @@ WEIGHTS = "trainer.state_dict() has the trained weights on device 0, for model.l
 RATE = "the metrics of a step have it: trainer.step(batch).lr"
 LOG = 'write Trainer(log="tensorboard"), "wandb", "print" or a .csv file, or use what step returns'
 PRETRAINED = "write trainer.export(folder); a Trainer by piper.from_pretrained has it"
+RATES = ("lr", "learning_rate")
+SET_RATE = "give Trainer(lr_scheduler=...), which sets it after every step"
 FIXES = {
     "optimizer": STEP,
     "optimizers": STEP,
@@ -75,6 +77,11 @@ class OtherAttributes:
             if hasattr(type(self), name):  # a property failed: with its own error, again
                 return object.__getattribute__(self, name)
             raise missing(self, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in RATES:
+                raise NoAttribute.of("trainer", f"it has no {name}, which may be set", SET_RATE)
+            object.__setattr__(self, name, value)
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             raise InputError.of("trainer", "it is not a function", FIXES["forward"])

@@ -34,7 +34,7 @@ class Window:
         >>> Window(Path("run.json"), 3, 1).text
         'step 3'
         """
-        return f"step {self.first}" + (f" to {self.last}" if self.count > 1 else "")
+        return f"steps {self.first} to {self.last}" if self.count > 1 else f"step {self.first}"
 
     def environment(self) -> dict[str, str]:
         """The environment variables from which a process makes the same window."""
@@ -46,7 +46,7 @@ def window_in(environment: Mapping[str, str]) -> Window | None:
     """The window that the launcher or the user set.
 
     >>> window_in({"PIPER_TRACE": "run.json", "PIPER_TRACE_STEPS": "10:2"}).text
-    'step 10 to 11'
+    'steps 10 to 11'
     """
     if not environment.get(FILE):
         return None

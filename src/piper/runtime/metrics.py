@@ -139,13 +139,16 @@ class Metrics:
         return dict(self)
 
     def __str__(self) -> str:
-        lr = "" if self.lr is None else f"  lr: {self.lr:.2e}"
+        return "  ".join(self.fields())
+
+    def fields(self) -> list[str]:
+        """Of a printed line."""
+        lr = [] if self.lr is None else [f"lr: {self.lr:.2e}"]
         rate = rate_text(self.samples, self.tokens, self.seconds)
-        mfu = "" if self.mfu is None else f"  mfu: {self.mfu:.1%}"
-        return (
-            f"step: {self.step}  loss: {self.loss:.5f}  grad_norm: {self.grad_norm:.4f}{lr}  "
-            f"memory: {self.memory_gib:.2f} GiB  {rate}{mfu}"
-        )
+        mfu = [] if self.mfu is None else [f"mfu: {self.mfu:.1%}"]
+        step, memory = f"step: {self.step}", f"memory: {self.memory_gib:.2f} GiB"
+        first = [step, f"loss: {self.loss:.5f}", f"grad_norm: {self.grad_norm:.4f}"]
+        return [*first, *lr, memory, rate, *mfu]
 
     __repr__ = __str__
 

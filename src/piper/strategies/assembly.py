@@ -173,6 +173,9 @@ def stage_of(
 
 
 def stages_of(stages: Sequence[int], table: Table) -> Sequence[int]:
+    if isinstance(stages, str) or not isinstance(stages, Sequence):
+        fix = f"write a list, such as stages={[1] * table.stages}"
+        raise StrategyError.of("strategy", f"stages={stages!r} is not a list", fix)
     if len(stages) != table.stages:
         what = (
             f"stages={list(stages)} has {amount(len(stages), 'stage')}, the schedule {table.stages}"

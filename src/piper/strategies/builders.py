@@ -75,11 +75,15 @@ def naming_options(build: Builder) -> Builder:
         for option in options:
             if option not in full.parameters:
                 problem = no_option("a schedule", option, list(full.parameters))
-                if option == "microbatches":
+                having = [name for name, one in BUILDERS.items() if option in names_of(one)]
+                if option in ("microbatches", "pp"):
                     problem = Problem(
-                        "it was given microbatches",
+                        f"it was given {option}",
                         "leave it out: its orders or tables say how many there are",
                     )
+                elif having:
+                    what = f"{build.__name__} has no option {option}"
+                    problem = Problem(what, f"leave it out, or take {' or '.join(having)}")
                 raise StrategyError("strategy", problem)
         if wrong := wrong_call(build.__name__, full, args, options):
             raise StrategyError("strategy", wrong)
@@ -87,6 +91,11 @@ def naming_options(build: Builder) -> Builder:
 
     checked.__signature__ = full  # type: ignore[attr-defined]
     return cast(Builder, checked)
+
+
+def names_of(build: Builder) -> Sequence[str]:
+    """Its options."""
+    return list(signature(build).parameters)
 
 
 def with_options(short: Signature) -> Signature:
@@ -191,6 +200,8 @@ def dualpipe(
 @naming_options
 def from_csv(text: str, dp: Replication = 1, **options: Unpack[PipelineOptions]) -> Strategy:
     """The strategy of a schedule in PyTorch's CSV format, one line per device of a pipeline.
+
+    It takes the text of a file: `Path("schedule.csv").read_text()`.
 
     >>> from_csv("0F0,0B0", dp=2, zero=3) == one_f_one_b(pp=1, microbatches=1, dp=2, zero=3)
     True

@@ -14,6 +14,7 @@ import io
 import re
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from piper.errors import Problem, StrategyError
 from piper.names import BI, BW, B, F, Phase
@@ -112,7 +113,20 @@ def unreadable(rows: list[list[str]], slots: list[list[Slot | None]]) -> Iterato
         for column, text in enumerate(cells):
             if slots[number][column] is None:
                 place = f"row {number + 1} (rank {number}), column {column + 1}"
-                yield Problem(f"{place}: {text.strip()!r} is not an action", ACCEPTED)
+                yield not_an_action(place, text.strip())
+
+
+def not_an_action(place: str, text: str) -> Problem:
+    """
+    >>> print(not_an_action("row 1 (rank 0), column 1", "runs/schedule.csv"))
+    row 1 (rank 0), column 1: 'runs/schedule.csv' is the name of a file
+      fix: give its text, Path('runs/schedule.csv').read_text()
+    """
+    if Path(text).suffix == ".csv":
+        return Problem(
+            f"{place}: {text!r} is the name of a file", f"give its text, Path({text!r}).read_text()"
+        )
+    return Problem(f"{place}: {text!r} is not an action", ACCEPTED)
 
 
 def parse_slot(text: str) -> Slot | None:

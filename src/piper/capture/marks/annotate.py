@@ -48,16 +48,20 @@ def annotate(
     Every block gets the next number of its name, in the order of the captured graph. Blocks with
     the same explicit `index` are one region. Blocks nest. Does nothing outside `capture`.
     """
-    if not name.isidentifier() or other:
+    if not isinstance(name, str) or not name.isidentifier() or other:
         raise wrong_name(name, other)
+    if index is not None and type(index) is not int:
+        fix = f'write annotate("{name}"), which gets the next number, or annotate("{name}", 0)'
+        raise CaptureError.of(f"annotate({name!r}, {index!r})", "its index is not a number", fix)
     if _recording is None:
         return nullcontext()
     return _marked(_recording, name, index)
 
 
-def wrong_name(name: str, other: dict[str, int]) -> CaptureError:
+def wrong_name(name: object, other: dict[str, int]) -> CaptureError:
     """As filters are written: `annotate(PP=0)`, `annotate("PP=0")`."""
-    said = [*other.items(), tuple(name.split("=")), ("PP", 0)]
+    parts = tuple(name.split("=")) if isinstance(name, str) else ()
+    said = [*other.items(), parts, ("PP", 0)]
     key, index = next(one for one in said if len(one) == 2)
     wrote = ", ".join([repr(name)] * bool(name) + [f"{k}={v}" for k, v in other.items()])
     fix = f'write annotate("{key}"), which gets the next number, or annotate("{key}", {index})'

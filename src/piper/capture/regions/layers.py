@@ -37,7 +37,8 @@ class Stack:
         last = self.first + len(self.paths) - 1
         numbers = f"L={self.first}" if last == self.first else f"L={self.first} to {last}"
         ends = dict.fromkeys((self.paths[0], self.paths[-1]))
-        return f"{numbers}: {' to '.join(ends)} ({self.kind}), {self.parameters:,} parameters"
+        between = " and " if len(self.paths) == 2 else " to "
+        return f"{numbers}: {between.join(ends)} ({self.kind}), {self.parameters:,} parameters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class Layers:
 
     def __str__(self) -> str:
         first = f"{', '.join(self.outside[:MOST])}{', ...' * (len(self.outside) > MOST)}"
-        rest = f"outside, joining their neighbours: {first or 'nothing'}, {self.rest:,} parameters"
-        rows = [*map(str, self.stacks), rest]
+        rest = f"outside, joining their neighbours: {first}, {self.rest:,} parameters"
+        rows = [*map(str, self.stacks), *([rest] if first else [])]
         return "\n  ".join([f"found {amount(len(self), 'layer')}", *rows])
 
 

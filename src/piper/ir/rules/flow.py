@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from piper.errors import BUG, Problem
@@ -116,14 +116,26 @@ def orders_name_all_microbatches_or_none(dag: Dag) -> Iterator[Problem]:
     orders = [one for one in dag.precedences if one.maker.is_order and not one.partial]
     for name in dict.fromkeys(chain.from_iterable((*one.before, *one.after) for one in orders)):
         named.setdefault(pass_of(dag, name), set()).add(name)
+    missing: dict[tuple[RegionId, Phase], list[NodeId]] = {}
     for node in dag.computes:
-        others = named.get((node.region, node.phase))
-        if others and node.id not in others:
-            yield Problem(
-                f"the order names {node.region} {node.phase} for {len(others)} of its "
-                f"microbatches, but not {node.id}",
-                f"add a slot for {node.id}, or leave {node.region} {node.phase} out of the order",
-            )
+        one = node.region, node.phase
+        if one in named and node.id not in named[one]:
+            missing.setdefault(one, []).append(node.id)
+    for (region, phase), nodes in missing.items():
+        count, others = len(named[region, phase]), listed(nodes)
+        yield Problem(
+            f"the order names {region} {phase} for {count} of its microbatches, but not {others}",
+            f"add slots for {others}, or leave {region} {phase} out of the order",
+        )
+
+
+def listed(nodes: Sequence[NodeId]) -> str:
+    """
+    >>> listed(["a", "b"]), listed(["a", "b", "c", "d"])
+    ('a, b', 'a, b and 2 more')
+    """
+    more = f" and {len(nodes) - 2} more" if len(nodes) > 3 else ""
+    return ", ".join(nodes[: 2 if more else 3]) + more
 
 
 def pass_of(dag: Dag, node: NodeId) -> tuple[RegionId, Phase]:

@@ -69,18 +69,18 @@ def drawn(seen: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator
     return seen.flatten()[picked]
 
 
-def constant_inputs(example: Batch) -> list[str]:
+def constant_inputs(example: Batch, names: Sequence[str]) -> list[str]:
     flat = [
-        str(k)
-        for k, leaf in enumerate(example.tensors)
+        name
+        for name, leaf in zip(names, example.tensors, strict=True)
         if leaf.dim() and leaf.numel() and not leaf.is_floating_point() and is_constant(leaf)
     ]
     if not flat:
         return []
-    which = ", ".join(flat)
+    which = " and ".join(flat)
     return [
-        f"input {which} of the example is constant, and so is the data drawn like it: microbatches "
-        "and replicas then differ less; give an example with real data"
+        f"in the example, {which} has one value everywhere, and so has the data drawn like it: "
+        "microbatches and replicas then differ less; give an example with real data"
     ]
 
 

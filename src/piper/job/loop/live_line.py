@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from shutil import get_terminal_size
 from typing import Any, TextIO
 
@@ -28,6 +29,18 @@ class Shared:
         return getattr(self.stream, name)
 
 
+def fitting(fields: Sequence[str], width: int) -> list[str]:
+    """As many fields as there is room for: the first ones, and the last one, which is the speed.
+
+    >>> fitting(["step: 3", "loss: 2.5", "memory: 1.00 GiB", "tps: 2,048"], 36)
+    ['step: 3', 'loss: 2.5', 'tps: 2,048']
+    """
+    *shown, last = fields
+    while len(shown) > 1 and len("  ".join([*shown, last])) > width:
+        shown.pop()
+    return [*shown, last]
+
+
 class LiveLine:
     """The line. It stays where it is once the script prints something, and begins anew below."""
 
@@ -36,10 +49,11 @@ class LiveLine:
         self.own = Shared(sys.stdout, self), Shared(sys.stderr, self)
         sys.stdout, sys.stderr = self.own
 
-    def show(self, text: str) -> None:
+    def show(self, fields: Sequence[str]) -> None:
         """Cut to the width of the terminal: a second line would not be cleared."""
-        self.put(text[: get_terminal_size().columns - 1])
-        self.text = text
+        width = get_terminal_size().columns - 1
+        self.put("  ".join(fitting(fields, width))[:width])
+        self.text = "  ".join(fields)
 
     def leave(self) -> None:
         """What is printed from now on is below the line, which is whole now."""

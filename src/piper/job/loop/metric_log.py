@@ -137,7 +137,7 @@ class Printed(Sink):
         if self.line is None:
             print(metrics, flush=True)
         else:
-            self.line.show(str(metrics))
+            self.line.show(metrics.fields())
 
     def close(self) -> None:
         if self.line is not None:

@@ -17,6 +17,7 @@ from piper.directives import Directive, Place, Replicate, Split
 from piper.errors import Located
 from piper.job.compile.compiler import Compiled
 from piper.job.memory.memory_limit import MemoryLimit, fullest
+from piper.view.reports.footprint import size_text
 
 Program = Sequence[Directive]
 Compile = Callable[[Program], Compiled]
@@ -81,8 +82,8 @@ def choice_lines(program: Program, made: Compiled, limit: MemoryLimit | None) ->
     """What was chosen, and why."""
     if limit is None:
         return
-    there = f"{limit.usable / GIB:.3g} GiB"
-    needs = f"with them a device needs {fullest(limit.peaks(made))[1] / GIB:.3g} of {there}"
+    there = size_text(limit.usable)
+    needs = f"a device then needs {size_text(fullest(limit.peaks(made))[1])} of {there}"
     if accumulates(program) and any(map(reduces_freely, program)):
         each = any(map(reduces_freely, made.program))
         yield f"{reducing(program)} {reduction_text(each, needs, there)}"
@@ -111,11 +112,11 @@ def reduction_text(each: bool, needs: str, there: str) -> str:
     if each:
         return f"the gradients of each microbatch: whole ones would not fit in {there}"
     less = '(reduce="each" needs less, and sends more)'
-    return f"gradients once per step: whole ones fit, {needs} {less}"
+    return f"gradients once per step, since whole ones fit: {needs} {less}"
 
 
 def gather_text(each: bool, needs: str, there: str) -> str:
     if each:
         return f"parameters before each use: whole ones would not fit in {there}"
     less = "(gather_buffers=2 needs less, and sends more)"
-    return f"parameters once per step: whole ones fit, {needs} {less}"
+    return f"parameters once per step, since whole ones fit: {needs} {less}"

@@ -13,6 +13,7 @@ from piper.capture import Captured
 from piper.capture.trace.arguments.inputs import name_of
 from piper.directives import Strategy
 from piper.job.batch.batch import Batch
+from piper.job.batch.input_names import input_names
 from piper.job.batch.random_batches import constant_inputs, doubled
 from piper.job.compile.compiler import Compiled
 from piper.job.job import Job
@@ -100,7 +101,8 @@ def compare(
     because Piper's masks differ from those of eager PyTorch by design.
     """
     refuse_large(compiled, free_memory())
-    model, notes = copied(job, captured), constant_inputs(example)
+    names = input_names(job.model, job.loss_fn, example)
+    model, notes = copied(job, captured), constant_inputs(example, names)
     batches = random_data(model, job, example, steps, seed)
     fine, why = in_double(model, job, batches[0])
     if fine is not None:

@@ -80,7 +80,7 @@ def shape_lines(job: Job, batch: Batch, before: Sequence[BatchKind]) -> Iterator
         return
     if len(known) != len(mine):
         last = "; the last one goes to loss_fn, the others to the model"
-        yield f"the batch has {has}{last if batch.labelled else ''}"
+        yield f"the batch has {has}{last if batch.labelled and job.loss_fn else ''}"
         return
     yield f"this batch has {has}; the first one had {', '.join(known)}"
     if sorted(known) == sorted(mine):

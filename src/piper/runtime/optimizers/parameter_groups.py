@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from piper.errors import InputError
+
 
 @dataclass(frozen=True, slots=True)
 class WithoutDecay:
@@ -22,7 +24,12 @@ class WithoutDecay:
         bare = [pair for pair in every if is_named(pair[0], self.patterns)]
         decayed = [pair for pair in every if not is_named(pair[0], self.patterns)]
         groups: list[dict[str, Any]] = [{"params": decayed}, {"params": bare, "weight_decay": 0.0}]
-        return self.make([group for group in groups if group["params"]])
+        try:
+            return self.make([group for group in groups if group["params"]])
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            what = f"the optimizer function fails on two groups of parameters: {error}"
+            fix = "leave out no_decay, and make the group with weight_decay=0 in the function"
+            raise InputError.of("no_decay", what, fix) from error
 
 
 def is_named(name: str, patterns: Sequence[str]) -> bool:

@@ -159,7 +159,9 @@ def lines(found: Mapping[int, Status], culprit: int | None, world: int) -> Itera
             yield f"device {device} does not answer: it ended or was stopped, or its host is down"
         elif status.peers:
             peers = amount(len(status.peers), "device")
-            whom = ", ".join(map(str, status.peers)) if len(status.peers) <= 4 else peers
+            names = "device " * (len(status.peers) == 1) or "devices "
+            listed = names + ", ".join(map(str, status.peers))
+            whom = listed if len(status.peers) <= 4 else peers
             yield f"device {device} has waited {status.seconds:.0f} s for {whom}: {status.what}"
         else:
             since = f"{status.what} for {status.seconds:.0f} s"

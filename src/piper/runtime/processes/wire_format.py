@@ -104,7 +104,7 @@ def encoded(value: Any, tensors: list[torch.Tensor]) -> Any:
             return {"tuple": [encoded(one, tensors) for one in value]}
     name = type(value).__name__
     if _CLASSES.get(name) is not type(value):
-        raise TypeError(f"a {name} does not travel between processes")
+        raise TypeError(f"objects of the class {name} do not travel between processes")
     return {"class": [name, [encoded(one, tensors) for one in contents(value)]]}
 
 

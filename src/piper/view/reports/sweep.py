@@ -36,8 +36,10 @@ def same_line(results: Sequence[SweepResult]) -> str:
     """What to say of rows that are all the same: the script may not read what was set.
 
     >>> same_line([SweepResult({"pp": "2"}, None, "no"), SweepResult({"pp": "4"}, None, "no")])
-    'all rows are the same: does the script read --pp, as with argparse?'
+    ''
     """
+    if any(one.found is None for one in results):
+        return ""
     rows = [{**one.to_dict(), "settings": None} for one in results]
     if len(rows) < 2 or any(one != rows[0] for one in rows):
         return ""
@@ -67,7 +69,7 @@ def table(results: Sequence[SweepResult]) -> str:
     heads = [*names, "step", f"{unit(simulated)}/s", "bubble", "exposed", "peak memory", ""]
     lines = list(columns([heads, *(cells(one, one.found) for one in simulated if one.found)]))
     lines += [
-        f"{settings_text(one.settings)}: not supported\n{indent(one.refused, '    ')}"
+        f"{settings_text(one.settings)}: no result\n{indent(one.refused, '    ')}"
         for one in results
         if not one.found
     ]
