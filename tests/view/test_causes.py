@@ -156,6 +156,19 @@ def test_updates_are_shown_even_if_nobody_measured_them(browser: Browser, tmp_pa
     assert browser.js("document.getElementById('found').value") == "2 found"
 
 
+def test_every_stream_has_a_row_of_its_own(browser: Browser, tmp_path: Path) -> None:
+    """Also a stream with one bar, as that of the loss and norm all-reduce."""
+    opened(browser, tmp_path, simulated(CASES["1f1b"]))
+
+    streams = browser.js(
+        """piper.S.views[0].devices.map((one) => one.lanes.map((lane) => [lane.stream,
+          ...new Set(lane.rows.flatMap((row) => [...row.bars]).map((b) => streamOf(one, b)))]))"""
+    )
+
+    names = ("compute", "loss_norm", "pp")
+    assert streams == 2 * [[[name, name] for name in names]]
+
+
 def test_the_page_names_its_machine(browser: Browser, tmp_path: Path) -> None:
     opened(browser, tmp_path, simulated(CASES["1f1b"], machine="the data sheet of h200"))
 

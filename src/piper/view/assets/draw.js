@@ -77,7 +77,7 @@ function drawIdle(row) {
 function drawUnder(row) {
   for (const what of [S.hover, S.selected]) {
     if (!what || what.one !== row.one || what.view !== row.view || what.b === undefined) continue;
-    if (row.one.plan.stream[row.one.at[what.b]] === COMPUTE) continue;
+    if (streamOf(row.one, what.b) === COMPUTE) continue;
     const x = xOf(row.one.start[what.b]);
     ctx.fillStyle = S.theme.accent;
     ctx.globalAlpha = 0.13;
@@ -252,7 +252,7 @@ function outline(row) {
   const mine = (what) => what && what.one === row.one && what.b !== undefined;
   for (const [view, one, b] of S.partners || []) if (one === row.one && view === row.view) frame(b, S.theme.accent, 1.5);
   for (const what of [S.hover, S.selected]) {
-    if (!mine(what) || row.one.plan.stream[row.one.at[what.b]] === COMPUTE) continue;
+    if (!mine(what) || streamOf(row.one, what.b) === COMPUTE) continue;
     const compute = row.one.lanes[0].rows[0], until = row.one.end[what.b];
     const first = firstAbove(compute.end, row.one.start[what.b]);
     for (let k = first; k < compute.n && compute.start[k] < until && k < first + 200; k++) frame(compute.bars[k], S.theme.text, 1);

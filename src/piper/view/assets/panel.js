@@ -208,7 +208,7 @@ function waitersOf(view, one, b) {
   const found = (one.waiters.get(one.at[b]) || []).map((k) => one.barOf[k]).filter((k) => k >= 0 && one.kind[k] !== KIND_OF.other).map((k) => [view, one, k]);
   if (one.plan.kind[one.at[b]] === "send") found.push(...partnersOf(view, one, b).filter(([v, d, c]) => v === view && d.plan.kind[d.at[c]] === "recv"));
   const row = one.lanes[0].rows[0];
-  if (one.plan.stream[one.at[b]] === COMPUTE) {
+  if (streamOf(one, b) === COMPUTE) {
     found.push(...nextTo(view, one, row, row.bars.indexOf(b), 1));
   }
   return found;

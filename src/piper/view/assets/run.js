@@ -3,7 +3,6 @@
 const KIND_IDS = Object.keys(KINDS);
 const KIND_OF = Object.fromEntries(KIND_IDS.map((id, k) => [id, k]));
 const COMPUTE = "compute", UPDATE = "update";
-const RARE = 1; // bars
 const MOST_ROWS = 3; // of one stream, for messages that are in flight at once
 
 function kindIndex(kind) {
@@ -144,12 +143,12 @@ function shades(run, one) {
   return found;
 }
 
+function streamOf(one, b) { return one.plan.stream[one.at[b]]; }
+
 /** Compute first, then the streams in order of appearance. Overlapping bars get rows of their own. */
 function makeLanes(one) {
   const streams = new Map([[COMPUTE, []]]);
-  for (let b = 0; b < one.count; b++) put(streams, one.plan.stream[one.at[b]], b);
-  const rare = [...streams.keys()].filter((name) => name !== COMPUTE && streams.get(name).length <= RARE);
-  if (streams.size > 2) for (const name of rare.slice(0, streams.size - 2)) fold(streams, name, one);
+  for (let b = 0; b < one.count; b++) put(streams, streamOf(one, b), b);
   one.laneOf = new Uint8Array(one.count);
   one.rowOf = new Uint8Array(one.count);
   const order = [...streams].sort(([a], [b]) => (b === COMPUTE) - (a === COMPUTE) || (a < b ? -1 : 1));
@@ -166,14 +165,6 @@ function makeLanes(one) {
     }
     return { stream, rows: (rows.length ? rows : [[]]).map((row) => makeRow(one, row)) };
   });
-}
-
-/** A stream with very few bars shares the lane of another stream. */
-function fold(streams, name, one) {
-  const [host] = [...streams.keys()].filter((other) => other !== COMPUTE && other !== name).sort((a, b) => streams.get(b).length - streams.get(a).length);
-  streams.get(host).push(...streams.get(name));
-  streams.get(host).sort((a, b) => one.start[a] - one.start[b]);
-  streams.delete(name);
 }
 
 function makeRow(one, bars) {
@@ -228,7 +219,7 @@ function causeOf(one, from, to) {
 function union(one) {
   const found = [];
   for (let b = 0; b < one.count; b++) {
-    if (one.plan.stream[one.at[b]] === COMPUTE) continue;
+    if (streamOf(one, b) === COMPUTE) continue;
     const last = found[found.length - 1];
     if (last && one.start[b] <= last[1]) last[1] = Math.max(last[1], one.end[b]);
     else found.push([one.start[b], one.end[b]]);
