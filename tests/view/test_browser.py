@@ -303,6 +303,14 @@ def test_memory_shows_its_peak_and_what_holds_it(browser: Browser, tmp_path: Pat
     assert pixel(browser, x, y) == (0x4B, 0x4C, 0x74)  # parameters, at the bottom
 
 
+def test_the_label_of_a_peak_is_beside_its_dot(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline())
+
+    low, middle, high = browser.js("[148, 120, 102].map((y) => peakLabelTop(y, 100, 50))")
+
+    assert (low, middle, high) == (137, 113.5, 101)
+
+
 def test_two_strategies_are_compared_on_one_axis(browser: Browser, tmp_path: Path) -> None:
     opened(browser, tmp_path, pipeline("1f1b"), pipeline("zb-h1"))
 
@@ -313,6 +321,22 @@ def test_two_strategies_are_compared_on_one_axis(browser: Browser, tmp_path: Pat
     assert lower["y"] > upper["y"]
     assert "step" in table and "peak memory" in table
     assert "equally long in both: 8 of 8 nodes" in panel(browser)
+    assert "worst first" not in panel(browser)  # there is nothing to sort
+
+
+def test_boxes_to_check_stay_together(browser: Browser, tmp_path: Path) -> None:
+    """At any width, also where they need a line of their own."""
+    opened(browser, tmp_path, pipeline("1f1b"), pipeline("zb-h1"))
+
+    for width in (1400, 1100, 700):
+        browser.resize(width, 900)
+        browser.settle()
+        tops = browser.js(
+            "['critical', 'messages', 'memory']"
+            ".map((id) => document.getElementById(id).getBoundingClientRect().top)"
+        )
+
+        assert len(set(tops)) == 1
 
 
 def test_what_is_selected_in_one_is_selected_in_the_other(browser: Browser, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 // The timeline: draws its visible part.
 
+const PEAK_LABEL = 13; // the height of the label at a peak of memory
+
 function redraw() {
   if (!S.frame) S.frame = requestAnimationFrame(() => { S.frame = 0; draw(); });
 }
@@ -228,16 +230,21 @@ function drawPeak(row, memory, top, h, scale) {
   ctx.arc(x, y, 2.6, 0, 7);
   ctx.fill();
   if (h < 16) return;
-  const text = bytes(memory.most), right = x + 90 > S.width;
+  const text = bytes(memory.most), right = x + 90 > S.width, label = peakLabelTop(y, top, h);
   ctx.font = "600 10px system-ui, sans-serif";
   ctx.textAlign = right ? "right" : "left";
   const wide = ctx.measureText(text).width + 6, left = right ? x - wide - 4 : x + 4;
   ctx.globalAlpha = 0.82;
   ctx.fillStyle = S.theme.ground;
-  ctx.fillRect(left, top + 1, wide, 13);
+  ctx.fillRect(left, label, wide, PEAK_LABEL);
   ctx.globalAlpha = 1;
   ctx.fillStyle = S.theme.mark;
-  ctx.fillText(text, right ? x - 7 : x + 7, top + 8);
+  ctx.fillText(text, right ? x - 7 : x + 7, label + 7);
+}
+
+/** Beside the dot at `y`, and inside the band of memory. */
+function peakLabelTop(y, top, h) {
+  return Math.max(top + 1, Math.min(top + h - PEAK_LABEL, y - PEAK_LABEL / 2));
 }
 
 /** Frames around what is selected, its partners, what is pointed at, and what hides a message. */

@@ -122,15 +122,20 @@ function differences() {
   const box = el("div", { id: "differences" }, el("h3", {}, `${S.views[1] ? "differences" : "measured against expected"}`));
   if (S.views[1]) box.append(totalsTable(found.names));
   if (found.rows.length < all) box.append(el("p", { class: "quiet" }, `equally long in both: ${all - found.rows.length} of ${amount(all, "node")}`));
-  const sort = (byTime) => () => { S.byTime = byTime; showPanel(); };
-  const messages = () => { S.withMessages = !S.withMessages; showPanel(); };
-  box.append(el("p", { class: "quiet" }, "worst first, by ", el("button", { click: sort(false), "aria-pressed": String(!S.byTime) }, "ratio"), " ", el("button", { click: sort(true), "aria-pressed": String(Boolean(S.byTime)) }, "time"), " ",
-    el("button", { click: messages, "aria-pressed": String(Boolean(S.withMessages)), title: "measured messages last from when they were posted" }, "messages")));
+  box.append(differenceButtons(found.rows.length > 1));
   if (found.rows.length) box.append(el("table", { class: "numbers" }, el("tr", {}, ...["node", S.views[1] ? "A" : "expected", S.views[1] ? "B" : "measured", "ratio"].map((t) => el("th", {}, t))),
     ...found.rows.slice(0, SHOWN).map((row) => el("tr", { class: "go", click: () => { select({ view: row.bar[0], one: row.bar[1], b: row.bar[2] }); reveal(S.selected); } },
       el("td", {}, row.key), el("td", {}, seconds(row.before)), el("td", {}, seconds(row.after)), el("td", {}, `${row.ratio.toFixed(2)}x`)))));
   if (found.rows.length > SHOWN) box.append(el("p", { class: "quiet" }, `and ${found.rows.length - SHOWN} more`));
   return box;
+}
+
+/** What the table of differences contains, and its order if there is something to order. */
+function differenceButtons(ordered) {
+  const button = (text, pressed, change, title) => el("button", { click: () => { change(); showPanel(); }, "aria-pressed": String(Boolean(pressed)), title }, text);
+  const order = ["worst first, by ", button("ratio", !S.byTime, () => { S.byTime = false; }), " ", button("time", S.byTime, () => { S.byTime = true; }), "; "];
+  const messages = button("messages", S.withMessages, () => { S.withMessages = !S.withMessages; }, "measured messages last from when they were posted");
+  return el("p", { class: "quiet" }, ...(ordered ? order : []), "include ", messages);
 }
 
 function totalsTable(names) {
