@@ -66,6 +66,31 @@ def test_a_schedule_or_a_strategy_in_a_file_becomes_a_page(tmp_path: Path) -> No
     assert shown.traces[0].seconds == pytest.approx(length(strategy_rows(strategy)), abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "options", "peaks"),
+    [
+        ("1f1b", {"pp": 4}, [4, 3, 2, 1]),
+        ("1f1b", {"pp": 2, "dp": 2}, [2, 1, 2, 1]),
+        ("gpipe", {"pp": 4}, [8, 8, 8, 8]),
+        ("zb-h1", {"pp": 4}, [4, 4, 4, 4]),
+        ("zbv", {"pp": 4}, [4, 4, 4, 4]),  # half a MiB for each stage: no more than 1F1B
+        ("interleaved-1f1b", {"pp": 4}, [5.5, 4.5, 3.5, 2.5]),
+        ("dualpipe", {"pp": 4}, [4, 5, 5, 4]),  # whole stages of two replicas
+    ],
+)
+def test_without_a_model_memory_counts_the_microbatches_that_devices_hold(
+    tmp_path: Path, schedule: str, options: dict[str, int], peaks: list[float]
+) -> None:
+    strategy = BUILDERS[schedule](**options, microbatches=8)
+    (tmp_path / "a.json").write_text(strategy.to_json())
+
+    call(tmp_path / "a.json", "--chrome", tmp_path / "trace.json")
+
+    shown = sorted(load_run(tmp_path / "trace.json").devices, key=lambda one: one.device)
+    found = [one.peak["total"] / 2**20 for one in shown]
+    assert found == pytest.approx(peaks, abs=0.01)
+
+
 def test_a_strategy_that_needs_its_model_says_so(tmp_path: Path) -> None:
     strategy = BUILDERS["1f1b"](pp=2, dp=2, ep=2, microbatches=4)
     (tmp_path / "a.json").write_text(strategy.to_json())
