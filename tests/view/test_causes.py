@@ -16,6 +16,7 @@ from piper.job.compile.pricing import price
 from piper.names import COMPUTE
 from piper.sim.report import HOST, report
 from piper.view.page import page
+from piper.view.reports.simulation_text import idle_text
 from piper.view.view_data import ViewData, view_data
 
 pytestmark = [
@@ -71,6 +72,33 @@ def test_the_critical_path_leads_through_the_step_without_a_gap(
     assert sum(shares.values()) == pytest.approx(step.seconds)
     assert shares["nothing"] == pytest.approx(0, abs=1e-6 * step.seconds)
     assert "CRITICAL PATH" in panel(browser).upper()
+
+
+@pytest.mark.parametrize("made", CASES.values(), ids=CASES)
+def test_exposed_communication_is_that_of_the_simulator(
+    browser: Browser, tmp_path: Path, made: Compiled
+) -> None:
+    found = report(price(made, SLOW))
+
+    opened(browser, tmp_path, simulated(made))
+    shown = browser.js("piper.S.views[0].devices.map((one) => [one.busy, one.exposed])")
+    header = browser.js("document.getElementById('summary').innerText")
+
+    for (busy, exposed), one in zip(shown, found.devices, strict=True):
+        assert busy == pytest.approx(one.compute)
+        assert exposed == pytest.approx(sum(one.exposed.values()))
+    share = idle_text(found).split(", ")[1].removesuffix(" exposed communication)")
+    assert f"exposed communication {share}" in " ".join(header.split())
+
+
+def test_the_loss_and_norm_all_reduce_is_exposed(browser: Browser, tmp_path: Path) -> None:
+    found = report(price(CASES["1f1b"], SLOW)).exposed["loss_norm"]
+
+    opened(browser, tmp_path, simulated(CASES["1f1b"]))
+
+    exposed = browser.js("piper.S.views[0].kinds[KIND_OF.loss_norm].exposed / 2")
+    assert exposed == pytest.approx(found)
+    assert found > 0
 
 
 def test_c_shows_the_critical_path_and_hides_it_again(browser: Browser, tmp_path: Path) -> None:

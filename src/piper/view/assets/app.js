@@ -50,7 +50,7 @@ function fillSummary() {
   by("summary").replaceChildren(...S.views.map((view) => el("div", {},
     S.views.length > 1 ? el("span", { class: "name", title: view.name }, view.name) : null,
     number("step", seconds(view.seconds) + stretchText(view)), number("idle", percent(view.idle), "of the time of all devices, compute is idle"),
-    number("idle with messages in flight", percent(view.exposed), "part of the idle time: the device also has a message in flight then"),
+    number("exposed communication", exposedText(view), "part of the idle time: compute waits for a message that is in flight"),
     number("peak memory", bytes(view.peak), "of the fullest device"), number("devices", view.run.left_out ? `${view.devices.length} of ${view.devices.length + view.run.left_out}` : `${view.devices.length}`))));
 }
 

@@ -13,22 +13,16 @@ function waitsOf(view, one, b) {
   return found;
 }
 
-/** Bars that could delay an instruction: what it waits for, and what its stream and its host did before. */
-function barsBefore(view, one, at, seen) {
-  const { stream, waits } = one.plan, found = [];
-  const follow = (k) => {
-    if (k < 0 || seen.has(`${one.device}/${k}`)) return;
-    seen.add(`${one.device}/${k}`);
-    if (one.barOf[k] >= 0) found.push([one, one.barOf[k]]);
-    else found.push(...everywhere(view, one, k).flatMap(([d, there]) => barsBefore(view, d, there, seen))); // takes no time
-  };
+/** What could delay an instruction: its waits, and what its host and its stream did before. With whether it had to end. */
+function delaysOf(one, at) {
+  const { stream, waits } = one.plan;
   const before = (name) => {
     let k = at - 1;
     while (k >= 0 && stream[k] !== name) k--;
     return k;
   };
-  [...waits[at], before(COMPUTE), before(stream[at])].forEach(follow);
-  return found;
+  const others = [before(COMPUTE), before(stream[at])].filter((k) => k >= 0);
+  return [...others.map((k) => [k, false]), ...waits[at].map((k) => [k, true])];
 }
 
 /** An instruction, and for a message also its other ends: it starts when all of them are ready. */
@@ -46,15 +40,68 @@ function instructionsOf(view, node) {
   return (node >= 0 && view.instructions.get(node)) || [];
 }
 
-/** What decided when a bar began: the last that ended before. A measured message begins when it is posted, so its end counts. */
-function causeOfBar(view, one, b, seen) {
-  const limit = view.trace.kind === "measured" ? one.end[b] : one.start[b] + 1e-9 * view.length;
-  let best = null;
-  for (const [d, c] of everywhere(view, one, one.at[b]).flatMap(([d, k]) => barsBefore(view, d, k, new Set()))) {
-    if (seen.has(barKey(d, c)) || d.end[c] > limit) continue;
-    if (!best || d.end[c] > best[0].end[best[1]]) best = [d, c];
+/** The bar that an instruction waited for last, on any device. What takes no time is passed through. */
+function lastBefore(view, one, at, limit, past) {
+  let best = null, latest = -Infinity;
+  const seen = new Set(), open = everywhere(view, one, at);
+  const offer = (d, b, end) => {
+    if (end > limit || end <= latest || past.has(barKey(d, b))) return;
+    best = [d, b];
+    latest = end;
+  };
+  while (open.length) {
+    const [d, k] = open.pop();
+    for (const [before, ended] of delaysOf(d, k)) {
+      const b = d.barOf[before], key = `${d.device}/${before}`;
+      if (seen.has(key)) continue;
+      seen.add(key);
+      if (b >= 0 && d.end[b] > d.start[b]) offer(d, b, ended ? Math.min(limit, d.end[b]) : d.end[b]); // its end may have been noticed late
+      else if (!(d.finish[before] < latest)) open.push(...everywhere(view, d, before));
+    }
   }
   return best;
+}
+
+/** What decided when a bar began. */
+function causeOfBar(view, one, b, past) {
+  return lastBefore(view, one, one.at[b], sentAt(view, one, b) + 1e-9 * view.length, past);
+}
+
+/** When a bar really began. A measured message is posted before; it starts when all its ends are ready. */
+function sentAt(view, one, b) {
+  if (streamOf(one, b) === COMPUTE) return one.start[b];
+  const ready = everywhere(view, one, one.at[b]).map(([d, k]) => Math.max(d.begin[k] || 0, ...d.plan.waits[k].map((wait) => d.finish[wait] || 0)));
+  return Math.max(one.start[b], Math.min(one.end[b], Math.max(...ready)));
+}
+
+/** For each kind of message, how long compute waits for it: exposed communication, as `piper simulate` counts it. */
+function exposedOf(view, one) {
+  const found = new Float64Array(KIND_IDS.length);
+  let free = 0, last = -1;
+  one.begin.forEach((begin, at) => {
+    if (one.plan.stream[at] !== COMPUTE) return;
+    if (begin > free) addExposed(view, lastBefore(view, one, at, begin + 1e-9 * view.length, new Set()), free, begin, found);
+    free = Math.max(free, one.finish[at] || 0);
+  });
+  for (let b = 0; b < one.count; b++) if (isAwaited(one, b) && (last < 0 || one.end[b] > one.end[last])) last = b;
+  if (last >= 0) addExposed(view, [one, last], free, one.end[last], found);
+  return found;
+}
+
+function isAwaited(one, b) { return streamOf(one, b) !== COMPUTE && one.plan.kind[one.at[b]] !== "send"; }
+
+/** How long messages are in flight from `begin` to `end`: from what was waited for back to the last computation. */
+function addExposed(view, last, begin, end, found) {
+  const past = new Set();
+  while (last && end > begin) {
+    const [d, b] = last;
+    if (streamOf(d, b) === COMPUTE) return;
+    const start = sentAt(view, d, b);
+    found[d.kind[b]] += Math.max(0, Math.min(end, d.end[b]) - Math.max(begin, start));
+    end = Math.min(end, start);
+    past.add(barKey(d, b));
+    last = causeOfBar(view, d, b, past);
+  }
 }
 
 function barKey(one, b) { return `${one.device}/${b}`; }
@@ -119,7 +166,7 @@ function lostTime(messages) {
     if (gap.end - gap.start < SHORT * view.length) continue;
     const b = gap.cause >= 0 ? one.barOf[gap.cause] : -1;
     if (!messages) found.push({ at: gap.start, what: { view, one, gap } });
-    else if (b >= 0 && one.plan.stream[gap.cause] !== COMPUTE && covered(one.messages, gap.start, gap.end) > 0) found.push({ at: gap.start, what: { view, one, b, gap } });
+    else if (b >= 0 && one.plan.stream[gap.cause] !== COMPUTE) found.push({ at: gap.start, what: { view, one, b, gap } });
   }
   return found.sort((x, y) => S.views.indexOf(x.what.view) - S.views.indexOf(y.what.view) || x.at - y.at || x.what.one.device - y.what.one.device);
 }

@@ -40,7 +40,7 @@ function showStep() {
   if (table && S.views[1]) panel.append(table);
   for (const view of S.views) {
     panel.append(el("h2", {}, view.name), el("table", { class: "numbers" },
-      el("tr", {}, ...["device", "busy", "idle with messages", "peak memory"].map((t) => el("th", {}, t))),
+      el("tr", {}, ...["device", "busy", "exposed communication", "peak memory"].map((t) => el("th", {}, t))),
       ...view.devices.map((one) => el("tr", { class: "go", click: () => select({ view, one, memory: one.memory.n ? one.memory.time[one.memory.worst] : 0 }) },
         el("td", {}, `${one.device}`), el("td", {}, percent(one.busy / view.length)),
         el("td", {}, percent(one.exposed / view.length)), el("td", {}, bytes(one.source.peak.total))))));
@@ -57,13 +57,13 @@ function showStep() {
   if (table && !S.views[1]) panel.append(table);
 }
 
-/** Where the time of a device goes, and what it waits for. */
+/** Where the time of a device goes, and how long compute waits for messages. */
 function kindTable(view) {
   const many = Math.max(1, view.devices.length) * view.stretch, rows = view.kinds.map((row, k) => [k, row]).filter(([, row]) => row.count);
   return el("div", {}, el("h3", {}, "time of a device"), el("table", { class: "numbers" },
-    el("tr", {}, ...["", "takes", "behind compute", "waited for"].map((t) => el("th", {}, t))),
+    el("tr", {}, ...["", "takes", "behind compute", "exposed"].map((t) => el("th", {}, t))),
     ...rows.map(([k, row]) => el("tr", {}, el("td", {}, el("span", { class: "dot" }, swatch(k), ` ${KINDS[KIND_IDS[k]][0]}`)), el("td", {}, row.time ? seconds(row.time / many) : "not known"),
-      el("td", {}, MESSAGES.has(KIND_IDS[k]) ? row.time ? percent(row.hidden / row.time) : "" : ""), el("td", {}, row.waited ? seconds(row.waited / many) : "")))));
+      el("td", {}, MESSAGES.has(KIND_IDS[k]) ? row.time ? percent(row.hidden / row.time) : "" : ""), el("td", {}, row.exposed ? seconds(row.exposed / many) : "")))));
 }
 
 /** What the critical path consists of. */
@@ -143,7 +143,7 @@ function totalsTable(names) {
   const rows = [
     ["step", seconds(a.seconds), seconds(b.seconds), `${(b.seconds / a.seconds).toFixed(2)}x`],
     ["idle", percent(a.idle), percent(b.idle), ""],
-    ["idle with messages", percent(a.exposed), percent(b.exposed), ""],
+    ["exposed communication", exposedText(a), exposedText(b), ""],
     ["peak memory", bytes(a.peak), bytes(b.peak), a.peak ? `${(b.peak / a.peak).toFixed(2)}x` : ""],
   ];
   return el("div", {}, el("p", {}, "A: ", names[0], el("br"), "B: ", names[1]),

@@ -75,6 +75,10 @@ function makeView(run, trace, stretch = 1) {
       if (node >= 0) put(view.barsOf, node, [d, b]);
     }
   });
+  view.devices.forEach((one) => {
+    one.exposedBy = exposedOf(view, one);
+    one.exposed = one.exposedBy.reduce((sum, time) => sum + time, 0);
+  });
   const total = (name) => view.devices.reduce((sum, one) => sum + one[name], 0);
   const width = view.length * Math.max(1, view.devices.length);
   view.idle = 1 - total("busy") / width;
@@ -84,9 +88,9 @@ function makeView(run, trace, stretch = 1) {
   return view;
 }
 
-/** For each kind: bars, time and hidden time of messages, and how long compute waited for it. */
+/** For each kind: bars, time and hidden time of messages, and how long compute waits for it. */
 function byKind(view) {
-  const found = KIND_IDS.map(() => ({ count: 0, time: 0, hidden: 0, waited: 0 }));
+  const found = KIND_IDS.map(() => ({ count: 0, time: 0, hidden: 0, exposed: 0 }));
   for (const one of view.devices) {
     for (let b = 0; b < one.count; b++) {
       const row = found[one.kind[b]];
@@ -94,18 +98,22 @@ function byKind(view) {
       row.time += one.end[b] - one.start[b];
       if (one.laneOf[b]) row.hidden += covered(one.lanes[0].rows[0], one.start[b], one.end[b]);
     }
-    for (const gap of one.gaps) if (gap.cause >= 0) found[kindIndex(one.plan.kind[gap.cause])].waited += gap.end - gap.start;
+    one.exposedBy.forEach((time, kind) => { found[kind].exposed += time; });
   }
   return found;
 }
 
+function unknown(n) { return new Float64Array(n).fill(NaN); }
+
 function makeDevice(view, source) {
   const plan = source.instructions, rows = view.trace.devices[source.device], n = plan.kind.length;
   const time = (t) => (t - view.origin) * view.stretch;
-  const one = { device: source.device, source, plan, barOf: new Int32Array(n).fill(-1), issued: new Float64Array(n).fill(NaN) };
+  const one = { device: source.device, source, plan, barOf: new Int32Array(n).fill(-1), issued: unknown(n), begin: unknown(n), finish: unknown(n) };
   const shown = [];
   rows.at.forEach((at, k) => {
     one.issued[at] = time(rows.issued[k]);
+    one.begin[at] = time(rows.start[k]);
+    one.finish[at] = time(rows.end[k]);
     if (rows.end[k] > rows.start[k] || plan.kind[at] === UPDATE) shown.push(k); // an update that nobody measured is a mark
   });
   shown.sort((a, b) => rows.start[a] - rows.start[b] || rows.at[a] - rows.at[b]);
@@ -121,8 +129,6 @@ function makeDevice(view, source) {
   const compute = one.lanes[0].rows[0];
   one.gaps = findGaps(view, one, compute);
   one.busy = compute.sum[compute.n];
-  one.messages = union(one);
-  one.exposed = one.gaps.reduce((sum, gap) => sum + covered(one.messages, gap.start, gap.end), 0);
   one.memory = memoryOf(view, one);
   return one;
 }
@@ -215,19 +221,6 @@ function causeOf(one, from, to) {
   return cause;
 }
 
-/** When any message is in flight, as disjoint intervals. */
-function union(one) {
-  const found = [];
-  for (let b = 0; b < one.count; b++) {
-    if (streamOf(one, b) === COMPUTE) continue;
-    const last = found[found.length - 1];
-    if (last && one.start[b] <= last[1]) last[1] = Math.max(last[1], one.end[b]);
-    else found.push([one.start[b], one.end[b]]);
-  }
-  const starts = found.map((x) => x[0]), ends = found.map((x) => x[1]);
-  return { n: found.length, start: Float64Array.from(starts), end: Float64Array.from(ends) };
-}
-
 /** How much of a time span is covered by sorted, disjoint intervals. */
 function covered(row, start, end) {
   let sum = 0;
@@ -295,7 +288,13 @@ function stretchText({ stretch }) {
 }
 
 function percent(share) {
-  return `${(100 * share).toFixed(share < 0.0995 && share >= 0.0005 ? 1 : 0)} %`;
+  return `${(100 * share).toFixed(share > 0 && share < 0.01 ? 1 : 0)} %`;
+}
+
+/** Exposed communication, rounded as in `piper simulate`: with the bubble it adds up to what is idle. */
+function exposedText({ idle, exposed }) {
+  const whole = (share) => Math.round(100 * share) / 100, bubble = idle - exposed;
+  return percent(Math.min(exposed, bubble) >= 0.01 ? whole(idle) - whole(bubble) : exposed);
 }
 
 /** F3, or 1F3 where a device has several stages; of a message, its name. */
