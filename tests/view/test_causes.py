@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from piper.costs import Costs
 from piper.job.compile.compiler import Compiled
 from piper.job.compile.pricing import price
 from piper.names import COMPUTE
+from piper.plan.analyse.trace import MEASURED, Span, Trace
 from piper.sim.report import HOST, report
 from piper.view.page import page
 from piper.view.reports.simulation_text import idle_text
@@ -34,8 +37,8 @@ def path_shares(browser: Browser) -> dict[str, float]:
     """Seconds of each kind of work on the path, as the page draws it."""
     found = browser.js(
         """(() => {
-          const { shares, nothing } = pathShares(piper.S.views[0], piper.S.steps[0]);
-          return [...shares.map(([k, time]) => [KIND_IDS[k], time]), ["nothing", nothing]];
+          const { shares, hosts } = pathShares(piper.S.views[0], piper.S.steps[0]);
+          return [...shares.map(([k, time]) => [KIND_IDS[k], time]), ["hosts", hosts]];
         })()"""
     )
     return dict(found)
@@ -70,7 +73,7 @@ def test_the_critical_path_leads_through_the_step_without_a_gap(
     for (_, end), (start, _) in pairwise(times):
         assert start == pytest.approx(end, abs=1e-6)
     assert sum(shares.values()) == pytest.approx(step.seconds)
-    assert shares["nothing"] == pytest.approx(0, abs=1e-6 * step.seconds)
+    assert shares["hosts"] == pytest.approx(0, abs=1e-6 * step.seconds)
     assert "CRITICAL PATH" in panel(browser).upper()
 
 
@@ -174,6 +177,60 @@ def test_a_measured_run_has_a_critical_path_too(browser: Browser, tmp_path: Path
 
     whole = browser.js("piper.S.views[0].length")
     assert sum(path_shares(browser).values()) == pytest.approx(whole)
+
+
+def recorded() -> ViewData:
+    """Receives are posted early and last until the host notices them; the first work is late."""
+    made = CASES["1f1b"]
+    seen = simulated(made)
+    kinds = {one.device: one.instructions["kind"] for one in seen.devices}
+    spans = {
+        device: tuple(
+            replace(span, start=span.issued if kinds[device][span.at] == "recv" else span.start)
+            for span in later(row, by=0.5)
+        )
+        for device, row in seen.traces[0].spans.items()
+    }
+    first = {d: (replace(row[0], issued=0.0), *row[1:]) for d, row in spans.items()}
+    return seen.with_traces([Trace("seen", MEASURED, first)])
+
+
+def later(row: tuple[Span, ...], by: float) -> Iterator[Span]:
+    for span in row:
+        yield replace(span, issued=span.issued + by, start=span.start + by, end=span.end + by)
+
+
+def test_the_path_of_a_measured_run_never_runs_backwards(browser: Browser, tmp_path: Path) -> None:
+    """A receive is on the path from when it was sent, not from when it was posted."""
+    opened(browser, tmp_path, recorded())
+
+    browser.key("c")
+    parts = browser.js("piper.S.steps[0].map(([one, b, from, to]) => [from, to])")
+    early = browser.js("piper.S.steps[0].some(([one, b, from]) => from > one.start[b] + 0.01)")
+
+    assert early
+    for (_, end), (start, _) in pairwise(parts):
+        assert start >= end
+    assert path_shares(browser)["hosts"] == pytest.approx(0.5)
+    assert "until a host starts the next work" in panel(browser)
+
+
+def test_a_bubble_of_a_late_host_does_not_say_that_the_work_is_done(
+    browser: Browser, tmp_path: Path
+) -> None:
+    opened(browser, tmp_path, recorded())
+
+    browser.key("b")
+    first = panel(browser)
+    browser.js(
+        """(() => {
+          const view = piper.S.views[0], one = view.devices[1];
+          piper.select({ view, one, gap: one.gaps[one.gaps.length - 1] });
+        })()"""
+    )
+
+    assert "its host has not started the next work yet" in first
+    assert "loss and norm all-reduce" in panel(browser)
 
 
 def test_updates_are_shown_even_if_nobody_measured_them(browser: Browser, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ function waitsOf(view, one, b) {
   const at = one.at[b], found = one.plan.waits[at].map((k) => one.barOf[k]).filter((k) => k >= 0).map((k) => [view, one, k]);
   const row = one.lanes[one.laneOf[b]].rows[one.rowOf[b]], k = row.bars.indexOf(b);
   if (one.plan.stream[at] === COMPUTE) found.push(...nextTo(view, one, row, k, -1));
-  if (one.plan.kind[at] === "recv") found.push(...partnersOf(view, one, b).filter(([v, d, c]) => v === view && d.plan.kind[d.at[c]] === "send"));
   return found;
 }
 
@@ -77,14 +76,14 @@ function sentAt(view, one, b) {
 /** For each kind of message, how long compute waits for it: exposed communication, as `piper simulate` counts it. */
 function exposedOf(view, one) {
   const found = new Float64Array(KIND_IDS.length);
-  let free = 0, last = -1;
+  let free = 0;
   one.begin.forEach((begin, at) => {
     if (one.plan.stream[at] !== COMPUTE) return;
     if (begin > free) addExposed(view, lastBefore(view, one, at, begin + 1e-9 * view.length, new Set()), free, begin, found);
     free = Math.max(free, one.finish[at] || 0);
   });
-  for (let b = 0; b < one.count; b++) if (isAwaited(one, b) && (last < 0 || one.end[b] > one.end[last])) last = b;
-  if (last >= 0) addExposed(view, [one, last], free, one.end[last], found);
+  const last = lastAwaited(one), b = last < 0 ? -1 : one.barOf[last];
+  if (b >= 0) addExposed(view, [one, b], free, one.end[b], found);
   return found;
 }
 
@@ -106,30 +105,31 @@ function addExposed(view, last, begin, end, found) {
 
 function barKey(one, b) { return `${one.device}/${b}`; }
 
-/** From the end of the step back to its beginning: shortening any of these bars shortens the step. */
+/** From the end of the step back to its beginning, with the part of each bar that is on the path: shortening any of these parts shortens the step. */
 function criticalPath(view) {
-  let last = null;
+  let last = null, until = view.length;
   for (const one of view.devices) for (let b = 0; b < one.count; b++) if (!last || one.end[b] > last[0].end[last[1]]) last = [one, b];
-  const seen = new Set(), path = [];
+  const past = new Set(), path = [];
   while (last && path.length < LONGEST) {
-    path.push(last);
-    seen.add(barKey(...last));
-    last = causeOfBar(view, ...last, seen);
+    const [one, b] = last, to = Math.min(until, one.end[b]);
+    until = Math.min(to, sentAt(view, one, b));
+    path.push([one, b, until, to]);
+    past.add(barKey(one, b));
+    last = causeOfBar(view, one, b, past);
   }
   return path.reverse();
 }
 
-/** How much of the step each kind of work on the path takes, and how much of it nothing does. */
+/** How much of the step each kind of work on the path takes, and how much of it hosts take to start the next work. */
 function pathShares(view, path) {
   const shares = new Map();
-  let time = 0, nothing = 0;
-  for (const [one, b] of path) {
-    nothing += Math.max(0, one.start[b] - time);
-    const own = Math.max(0, one.end[b] - Math.max(time, one.start[b]));
-    shares.set(one.kind[b], (shares.get(one.kind[b]) || 0) + own);
-    time = Math.max(time, one.end[b]);
+  let time = 0, hosts = 0;
+  for (const [one, b, from, to] of path) {
+    hosts += from - time;
+    shares.set(one.kind[b], (shares.get(one.kind[b]) || 0) + to - from);
+    time = to;
   }
-  return { shares: [...shares].filter(([, own]) => own > 0).sort((x, y) => y[1] - x[1]), nothing };
+  return { shares: [...shares].filter(([, own]) => own > 0).sort((x, y) => y[1] - x[1]), hosts: hosts + view.length - time };
 }
 
 function showPath(on) {
@@ -138,10 +138,10 @@ function showPath(on) {
   if (on) {
     S.path = new Map();
     S.steps = S.views.map((view) => criticalPath(view));
-    S.steps.forEach((path) => path.forEach(([one, b]) => {
-      if (!S.path.has(one)) S.path.set(one, new Uint8Array(one.count));
-      S.path.get(one)[b] = 1;
-    }));
+    for (const [one, b, from, to] of S.steps.flat()) {
+      if (!S.path.has(one)) S.path.set(one, new Map());
+      S.path.get(one).set(b, [from, to]);
+    }
   }
 }
 

@@ -122,7 +122,7 @@ function drawAllBars(rows) {
 function drawBars(row, part, columns) {
   const { one, view } = row, { start, end, bars, n, until } = part.row;
   const y = yOf(part.y), h = part.h, many = columns.length, scale = many / (S.t1 - S.t0), near = S.t0, far = S.t1;
-  const match = S.match && S.match.get(one), path = S.path && (S.path.get(one) || new Uint8Array(one.count)), hidden = KIND_IDS.map((_, k) => S.hidden.has(k));
+  const match = S.match && S.match.get(one), path = S.path && (S.path.get(one) || new Map()), hidden = KIND_IDS.map((_, k) => S.hidden.has(k));
   let column = -1, full = 0, widest = 0, fill = 0, faint = true;
   const flush = () => {
     if (column < 0) return;
@@ -137,7 +137,7 @@ function drawBars(row, part, columns) {
     const b = bars[k];
     if (hidden[one.kind[b]]) continue;
     const x = (start[k] - near) * scale, least = one.kind[b] === KIND_OF.update ? 3 * S.dense : 0;
-    const w = Math.max(least, (end[k] - start[k]) * scale), pale = (match && !match[b]) || (path && !path[b]) || false;
+    const w = Math.max(least, (end[k] - start[k]) * scale), pale = (match && !match[b]) || (path && !path.has(b)) || false;
     if (w < 1.5) {
       const at = Math.max(0, x) | 0;
       if (at !== column) { flush(); column = at; }
@@ -147,7 +147,9 @@ function drawBars(row, part, columns) {
       continue;
     }
     flush();
-    drawBar(view, one, b, GUTTER + x / S.dense, y, w / S.dense, h, pale);
+    const part = !pale && path && path.get(b), whole = !part || part[1] - part[0] > 0.99 * (end[k] - start[k]);
+    drawBar(view, one, b, GUTTER + x / S.dense, y, w / S.dense, h, pale || !whole);
+    if (!whole) drawPart(one, b, part, y, h);
   }
   flush();
 }
@@ -176,6 +178,12 @@ function drawBar(view, one, b, x, y, w, h, pale) {
     }
   }
   ctx.globalAlpha = 1;
+}
+
+/** The part of a bar that is on the critical path. */
+function drawPart(one, b, [from, to], y, h) {
+  ctx.fillStyle = S.fills[one.kind[b]][one.shade[b]];
+  ctx.fillRect(xOf(from), y, Math.max(1, xOf(to) - xOf(from)), h);
 }
 
 /** Memory stacked by kind, lasting kinds first. The peak is marked. */
@@ -279,9 +287,9 @@ function outline(row) {
 function pathLinks(view, path) {
   const found = [];
   for (let k = 1; k < path.length; k++) {
-    const [one, b] = path[k - 1], [next, c] = path[k];
-    if (next.start[c] > S.t1 || next.end[c] < S.t0 || (one === next && one.laneOf[b] === next.laneOf[c])) continue;
-    found.push([[view, one, b], [view, next, c]]);
+    const [one, b, from, to] = path[k - 1], [next, c, begin, end] = path[k];
+    if (begin > S.t1 || end < S.t0 || (one === next && one.laneOf[b] === next.laneOf[c])) continue;
+    found.push([[view, one, b, from, to], [view, next, c, begin, end]]);
   }
   return found;
 }

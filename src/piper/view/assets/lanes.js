@@ -122,12 +122,12 @@ function xOf(t) { return GUTTER + (t - S.t0) / (S.t1 - S.t0) * (S.width - GUTTER
 function timeAt(x) { return S.t0 + (x - GUTTER) / (S.width - GUTTER) * (S.t1 - S.t0); }
 function yOf(y) { return y + AXIS - S.scroll; }
 
-/** Where a bar is on the canvas now, seen or not. */
-function locate(view, one, b) {
+/** Where a bar, or a part of it, is on the canvas now, seen or not. */
+function locate(view, one, b, from = one.start[b], to = one.end[b]) {
   const row = S.rowOf.get(one), place = row && row.lanes[one.laneOf[b]];
   if (!place) return null;
-  const part = place.rows[one.rowOf[b]], x = xOf(one.start[b]);
-  return { x, y: yOf(part.y), w: xOf(one.end[b]) - x, h: part.h };
+  const part = place.rows[one.rowOf[b]], x = xOf(from);
+  return { x, y: yOf(part.y), w: xOf(to) - x, h: part.h };
 }
 
 /** What is under a point: a bar, a wait, memory, or a device. */

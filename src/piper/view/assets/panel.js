@@ -68,11 +68,13 @@ function kindTable(view) {
 
 /** What the critical path consists of. */
 function pathTable(view, path) {
-  const { shares, nothing } = pathShares(view, path);
+  const { shares, hosts } = pathShares(view, path);
   const row = (name, time) => el("tr", {}, el("td", {}, name), el("td", {}, seconds(time / view.stretch)), el("td", {}, percent(time / view.length)));
   const rows = shares.map(([k, time]) => row(el("span", { class: "dot" }, swatch(k), ` ${KINDS[KIND_IDS[k]][0]}`), time));
-  if (nothing > 1e-6 * view.length) rows.push(row("nothing runs", nothing));
-  return el("div", { id: "path" }, el("h3", {}, "critical path"), el("table", { class: "numbers" }, el("tr", {}, ...["", "takes", "of the step"].map((t) => el("th", {}, t))), ...rows));
+  const some = hosts > 1e-6 * view.length;
+  if (some) rows.push(row("hosts", hosts));
+  return el("div", { id: "path" }, el("h3", {}, "critical path"), el("table", { class: "numbers" }, el("tr", {}, ...["", "takes", "of the step"].map((t) => el("th", {}, t))), ...rows),
+    some ? el("p", { class: "quiet" }, "hosts: nothing on the path runs, until a host starts the next work") : null);
 }
 
 /** Mean seconds of every node and kind in a view. */
@@ -211,7 +213,6 @@ function waitersOf(view, one, b) {
     one.plan.waits.forEach((waits, at) => waits.forEach((k) => put(one.waiters, k, at)));
   }
   const found = (one.waiters.get(one.at[b]) || []).map((k) => one.barOf[k]).filter((k) => k >= 0 && one.kind[k] !== KIND_OF.other).map((k) => [view, one, k]);
-  if (one.plan.kind[one.at[b]] === "send") found.push(...partnersOf(view, one, b).filter(([v, d, c]) => v === view && d.plan.kind[d.at[c]] === "recv"));
   const row = one.lanes[0].rows[0];
   if (streamOf(one, b) === COMPUTE) {
     found.push(...nextTo(view, one, row, row.bars.indexOf(b), 1));
@@ -267,7 +268,13 @@ function showGap({ view, one, gap }) {
   panel.append(facts([["for", seconds((gap.end - gap.start) / view.stretch)], ["from, to", `${seconds(gap.start / view.stretch)} \u2013 ${seconds(gap.end / view.stretch)}`]]));
   const causes = causesOfGap(view, one, gap);
   if (causes.length) showCauses(view, one, gap, causes);
-  else panel.append(el("p", {}, gap.cause >= 0 ? `waits for: ${one.plan.text[gap.cause]}` : "it has nothing left to do"));
+  else panel.append(el("p", {}, gap.cause >= 0 ? `waits for: ${one.plan.text[gap.cause]}` : idleText(gap)));
+}
+
+/** Why a device is idle that waits for nothing. */
+function idleText(gap) {
+  if (gap.over) return "it has done its work of this step";
+  return "nothing that it waits for is running: its host has not started the next work yet";
 }
 
 /** Each of these waited for the next. The last was still running when the wait began, or nothing was. */

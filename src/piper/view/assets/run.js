@@ -195,30 +195,41 @@ function firstAbove(values, t) {
   return low;
 }
 
-/** Where compute is idle, and the instruction that it waits for (or -1). */
+/** Where compute is idle, and the instruction that it waits for: -1 if its host has not started the next work, or there is none. */
 function findGaps(view, one, row) {
-  const gaps = [], least = view.length * 1e-6;
+  const gaps = [], least = view.length * 1e-6, many = one.plan.kind.length;
+  const add = (start, end, cause, over) => { if (end - start > least) gaps.push({ start, end, cause, over }); };
   let before = 0, from = 0;
   for (let k = 0; k <= row.n; k++) {
-    const start = k < row.n ? row.start[k] : view.length;
-    const at = k < row.n ? one.at[row.bars[k]] : one.plan.kind.length;
-    if (start - before > least) gaps.push({ start: before, end: start, cause: k < row.n ? causeOf(one, from, at) : -1 });
-    before = Math.max(before, k < row.n ? row.end[k] : before);
+    const over = k === row.n, start = over ? view.length : row.start[k], at = over ? many : one.at[row.bars[k]];
+    const cause = over ? lastAwaited(one) : latestWait(one, from, at);
+    const until = cause < 0 ? before : Math.max(before, Math.min(start, Number.isNaN(one.finish[cause]) ? start : one.finish[cause]));
+    add(before, until, cause, false);
+    add(until, start, -1, over);
+    before = Math.max(before, over ? before : row.end[k]);
     from = at + 1;
   }
   return gaps;
 }
 
-function causeOf(one, from, to) {
+/** Of all that compute instructions wait for, what ends last. */
+function latestWait(one, from, to) {
   let cause = -1, latest = -Infinity;
-  for (let at = from; at <= to && at < one.plan.kind.length; at++) {
+  for (let at = from; at <= to; at++) {
     if (one.plan.stream[at] !== COMPUTE) continue;
     for (const wait of one.plan.waits[at]) {
-      const bar = one.barOf[wait], end = bar >= 0 ? one.end[bar] : -1;
+      const end = one.barOf[wait] >= 0 ? one.finish[wait] : -1;
       if (end > latest) { latest = end; cause = wait; }
     }
   }
   return cause;
+}
+
+/** The message that ends last of those that a device does not only send. */
+function lastAwaited(one) {
+  let last = -1;
+  for (let b = 0; b < one.count; b++) if (isAwaited(one, b) && (last < 0 || one.end[b] > one.end[last])) last = b;
+  return last < 0 ? -1 : one.at[last];
 }
 
 /** How much of a time span is covered by sorted, disjoint intervals. */
