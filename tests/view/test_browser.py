@@ -95,6 +95,25 @@ def test_a_receive_is_not_called_a_send(browser: Browser, tmp_path: Path) -> Non
     assert starts == {("send", "send"), ("recv", "receive")}
 
 
+def test_a_message_has_one_name_in_its_bar_and_in_the_panel(
+    browser: Browser, tmp_path: Path
+) -> None:
+    opened(browser, tmp_path, pipeline())
+    browser.js(
+        """(() => {
+          const view = piper.S.views[0], one = view.devices[1];
+          const b = [...one.kind.keys()].find((b) => one.plan.kind[one.at[b]] === "recv");
+          piper.select({ view, one, b });
+        })()"""
+    )
+
+    links = browser.js("[...document.querySelectorAll('#panel .what')].map((one) => one.innerText)")
+
+    assert selected(browser) == "receive activations of PP0:F@0"
+    assert links.count("send activations of PP0:F@0 on device 0") == 1
+    assert "its other end" in panel(browser).lower().splitlines()
+
+
 def test_what_streams_get_of_a_gpu_is_said_of_the_step_and_of_a_bar(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -137,7 +156,7 @@ def test_waiting_is_striped_and_says_what_for(browser: Browser, tmp_path: Path) 
     row = {pixel(browser, before["x"] - 20 + k, before["y"] + 8) for k in range(16)}
     assert len(row) > 1
     assert selected(browser) == "device 1 is idle"
-    assert "receive h0@0>1" in panel(browser)
+    assert "receive activations of PP0:F@0" in panel(browser)
 
 
 def test_a_bar_that_is_clicked_says_where_it_comes_from(browser: Browser, tmp_path: Path) -> None:
@@ -171,13 +190,13 @@ def test_what_a_bar_waits_for_can_be_followed_to_another_device(
     opened(browser, tmp_path, pipeline())
     browser.click(*middle(browser, "PP1:F@1", 1))
 
-    for message in ("receive h0@1>1", "send h0@1>1"):
+    for message in ("receive activations of PP0:F@1", "send activations of PP0:F@1"):
         browser.js(
             "[...document.querySelectorAll('#panel .link')]"
             f".find((link) => link.innerText.includes('{message}')).click()"
         )
 
-    assert selected(browser) == "send h0@1>1"
+    assert selected(browser) == "send activations of PP0:F@1"
     assert "device 0, stream pp" in panel(browser)
 
 

@@ -27,6 +27,7 @@ from piper.plan.analyse.memory import holders, lasting, peak, timeline
 from piper.plan.analyse.trace import Trace
 from piper.plan.instructions import Plan, line
 from piper.view.expected_trace import duration, expected_trace
+from piper.view.node_labels import node_label
 from piper.view.reports.recomputation import node_text
 
 Columns = Mapping[str, list[Any]]
@@ -186,6 +187,7 @@ def node_columns(dag: Dag, index: Mapping[NodeId, int]) -> Columns:
     nodes = list(dag.nodes.values())
     return {
         "id": list(dag.nodes),
+        "label": [node_label(dag, node) for node in nodes],
         "kind": [kind_of_node(node) for node in nodes],
         "region": [regions[node.id] for node in nodes],
         "phase": [str(node.phase) if isinstance(node, Compute) else "" for node in nodes],

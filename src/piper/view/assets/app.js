@@ -200,7 +200,7 @@ function matcher(text) {
     const at = one.at[b], node = one.plan.node[at], nodes = view.run.nodes;
     const pair = /^([a-z]+)=(.+)$/.exec(word);
     if (!pair) {
-      const all = [one.plan.text[at], one.plan.kind[at], ...(node < 0 ? [] : [nodes.id[node], nodes.region[node], nodes.maker[node], nodes.source[node]])];
+      const all = [one.plan.text[at], one.plan.kind[at], ...(node < 0 ? [] : [nodes.id[node], nodes.label[node], nodes.region[node], nodes.maker[node], nodes.source[node]])];
       return all.some((one) => one.toLowerCase().includes(word));
     }
     const [, key, value] = pair, own = { pass: node < 0 ? "" : nodes.phase[node], kind: KIND_IDS[one.kind[b]], device: String(one.device), stream: one.plan.stream[at] };
@@ -310,7 +310,7 @@ function tipLines({ view, one, b, gap, memory }) {
     const size = message && node >= 0 && view.run.nodes.bytes[node] ? `, ${bytes(view.run.nodes.bytes[node])}` : "";
     return [el("b", {}, longLabel(view, one, b)), small(`${KINDS[KIND_IDS[one.kind[b]]][0]}, ${seconds(took)}${size}${share}`)];
   }
-  if (gap) return [el("b", {}, `idle for ${seconds((gap.end - gap.start) / view.stretch)}`), small(gap.cause >= 0 ? `waits for ${one.plan.text[gap.cause].split("  after")[0].replace(/\s+/g, " ")}` : idleText(gap))];
+  if (gap) return [el("b", {}, `idle for ${seconds((gap.end - gap.start) / view.stretch)}`), small(gap.cause >= 0 ? `waits for: ${nameOf(view, one, gap.cause)}` : idleText(gap))];
   if (memory === undefined) return null;
   const held = memoryAt(one.memory, memory).filter(([, size]) => size > 0);
   return [el("b", {}, bytes(held.reduce((sum, [, size]) => sum + size, 0))), ...held.map(([kind, size]) => small(`${kind} ${bytes(size)}`))];

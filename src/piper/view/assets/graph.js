@@ -55,7 +55,7 @@ function drawGraph(run, node, here, choose) {
 }
 
 function box(run, k, at, self, choose) {
-  const id = run.nodes.id[k], wide = CELL - 8;
+  const id = run.nodes.label[k], wide = CELL - 8;
   const group = tagged("g", { class: "node", tabindex: 0, role: "button", "aria-label": id, "data-node": k });
   const fill = KINDS[KIND_IDS[kindIndex(run.nodes.kind[k])]][1];
   group.append(tagged("rect", { x: at.x - wide / 2, y: at.y - 11, width: wide, height: 22, rx: 4, fill, stroke: self ? S.theme.mark : "none", "stroke-width": 2.5 }));

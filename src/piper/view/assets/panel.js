@@ -110,7 +110,7 @@ function comparison() {
     if (!before) continue;
     const after = row.sum / row.n, message = MESSAGES.has(KIND_IDS[row.kind]);
     if (message && !S.withMessages) continue;
-    rows.push({ key: barName(...row.bar), before, after, ratio: after / before, more: (after - before) * row.n, bar: row.bar, kind: row.kind });
+    rows.push({ key: longLabel(...row.bar), before, after, ratio: after / before, more: (after - before) * row.n, bar: row.bar, kind: row.kind });
   }
   return { rows, names: second ? [first.name, second.name] : ["expected", "measured"] };
 }
@@ -162,7 +162,7 @@ function showBar({ view, one, b }) {
   const message = one.plan.stream[at] !== COMPUTE;
   const hidden = covered(one.lanes[0].rows[0], one.start[b], one.end[b]) / (one.end[b] - one.start[b]);
   const measured = view.trace.kind === "measured";
-  panel.append(el("h2", {}, has ? nodes.id[node] : one.plan.text[at].trim()));
+  panel.append(el("h2", {}, longLabel(view, one, b)));
   panel.append(facts([
     ["does", el("span", {}, el("span", { class: "chip" }, swatch(kind), ` ${KINDS[KIND_IDS[kind]][0]}`), `device ${one.device}, stream ${streamLabel(view.run, one.plan.stream[at])}`)],
     ["tags", has && nodes.tags[node] ? el("span", {}, ...nodes.tags[node].split(" ").map((t) => el("span", { class: "chip" }, t))) : ""],
@@ -182,7 +182,8 @@ function showBar({ view, one, b }) {
   panel.append(el("h3", {}, `instruction ${at}`), el("pre", {}, one.plan.text[at].replace(/\s+/g, " ")));
   linkList("waits for", waitsOf(view, one, b), true);
   linkList("awaited by", waitersOf(view, one, b), false);
-  linkList(message ? "its other ends" : "the same on other devices", partnersOf(view, one, b).filter(([v]) => v === view), false);
+  const partners = partnersOf(view, one, b).filter(([v]) => v === view), ends = partners.length > 1 ? "its other ends" : "its other end";
+  linkList(message ? ends : "the same on other devices", partners, false);
   if (has) {
     const here = new Set(one.plan.node.filter((k) => k >= 0));
     panel.append(el("h3", {}, `the DAG around it, on device ${one.device}`), drawGraph(view.run, node, here, (k) => chooseNode(view, one, k)));
@@ -250,14 +251,10 @@ function linkList(title, bars, mark) {
   if (bars.length > 12) panel.append(el("p", { class: "quiet" }, `and ${bars.length - 12} more`));
 }
 
-function barName(view, one, b) {
-  return longLabel(view, one, b);
-}
-
 function link(view, one, b, last) {
   const where = S.selected && S.selected.one !== one ? ` on device ${one.device}` : "";
   return el("button", { class: last ? "link last" : "link", title: one.plan.text[one.at[b]], click: () => { const what = { view, one, b }; select(what); reveal(what); } },
-    swatch(one.kind[b]), el("span", { class: "what" }, `${barName(view, one, b)}${where}`),
+    swatch(one.kind[b]), el("span", { class: "what" }, `${longLabel(view, one, b)}${where}`),
     el("span", { class: "when" }, `ends ${seconds(one.end[b] / view.stretch)}`));
 }
 
@@ -268,7 +265,7 @@ function showGap({ view, one, gap }) {
   panel.append(facts([["for", seconds((gap.end - gap.start) / view.stretch)], ["from, to", `${seconds(gap.start / view.stretch)} \u2013 ${seconds(gap.end / view.stretch)}`]]));
   const causes = causesOfGap(view, one, gap);
   if (causes.length) showCauses(view, one, gap, causes);
-  else panel.append(el("p", {}, gap.cause >= 0 ? `waits for: ${one.plan.text[gap.cause]}` : idleText(gap)));
+  else panel.append(el("p", {}, gap.cause >= 0 ? `waits for: ${nameOf(view, one, gap.cause)}` : idleText(gap)));
 }
 
 /** Why a device is idle that waits for nothing. */

@@ -21,6 +21,7 @@ function decode(run) {
   plain(run.nodes);
   plain(run.orders);
   run.devices.forEach((one) => plain(one.instructions));
+  run.nodes.label = run.nodes.label || run.nodes.id; // runs of older versions
   run.count = run.nodes.id.length;
   run.nodeOf = new Map(run.nodes.id.map((id, k) => [id, k]));
   run.after = run.nodes.id.map(() => []);
@@ -308,7 +309,7 @@ function exposedText({ idle, exposed }) {
   return percent(Math.min(exposed, bubble) >= 0.01 ? whole(idle) - whole(bubble) : exposed);
 }
 
-/** F3, or 1F3 where a device has several stages; of a message, its name. */
+/** F3, or 1F3 where a device has several stages; of a message, its kind. */
 function shortLabel(view, one, b) {
   const at = one.at[b], node = one.plan.node[at], nodes = view.run.nodes;
   if (node < 0) return one.plan.kind[at];
@@ -316,10 +317,12 @@ function shortLabel(view, one, b) {
   return `${one.several ? nodes.stage[node] : ""}${nodes.phase[node]}${nodes.microbatch[node]}`;
 }
 
-function longLabel(view, one, b) {
-  const at = one.at[b], node = one.plan.node[at];
-  if (KIND_IDS[one.kind[b]] === "loss_norm") return shortLabel(view, one, b);
-  if (node < 0) return one.plan.text[at];
-  const id = view.run.nodes.id[node]; // both ends of a transfer are one node, named by its send
-  return one.plan.kind[at] === "recv" ? id.replace(/^send /, "receive ") : id;
+function longLabel(view, one, b) { return nameOf(view, one, one.at[b]); }
+
+/** What an instruction is called everywhere on the page: both ends of a transfer are one node, named by its send. */
+function nameOf(view, one, at) {
+  const node = one.plan.node[at];
+  if (node < 0) return one.plan.text[at].replace(/\s+/g, " ");
+  const label = view.run.nodes.label[node];
+  return one.plan.kind[at] === "recv" ? label.replace(/^send /, "receive ") : label;
 }
