@@ -172,6 +172,48 @@ def test_a_bar_that_is_clicked_says_where_it_comes_from(browser: Browser, tmp_pa
     assert "temporal" in edges and None in edges
 
 
+def test_an_expected_time_is_shown_if_it_is_another(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline())
+
+    browser.click(*middle(browser, "PP1:B@1", 1))
+
+    assert "takes" in panel(browser)
+    assert "expected" not in panel(browser)
+
+
+def test_arithmetic_has_a_unit_of_its_size(browser: Browser, tmp_path: Path) -> None:
+    opened(browser, tmp_path, pipeline())
+
+    texts = browser.js(
+        "[[8.39e6, 'FLOP'], [17.9e9, 'FLOP/s'], [12, 'FLOP'], [999999, 'FLOP'], [4e15, 'FLOP']]"
+        ".map(([amount, unit]) => scaled(amount, unit))"
+    )
+
+    assert texts == ["8.39 MFLOP", "17.9 GFLOP/s", "12 FLOP", "1 MFLOP", "4 PFLOP"]
+
+
+def test_labels_of_the_graph_fit_into_their_boxes(browser: Browser, tmp_path: Path) -> None:
+    found = opened(browser, tmp_path, experts())
+    name = found.js("piper.S.views[0].run.nodes.id.find((id) => id.startsWith('to PP0.EP0:F'))")
+    browser.click(*middle(browser, name, 0))
+
+    wide = browser.js(
+        """[...document.querySelectorAll('svg.graph g.node')].map((group) => [
+          group.querySelector('rect').getBBox(), group.querySelector('text').getBBox()])
+          .filter(([box, text]) => text.width > box.width || text.height > box.height).length"""
+    )
+    outside = browser.js(
+        """(() => {
+          const svg = document.querySelector('svg.graph'), view = svg.viewBox.baseVal;
+          return [...svg.querySelectorAll('text')].map((one) => one.getBBox())
+            .filter((box) => box.x < 0 || box.y < 0 || box.x + box.width > view.width
+              || box.y + box.height > view.height).length;
+        })()"""
+    )
+
+    assert (wide, outside) == (0, 0)
+
+
 def test_a_neighbour_in_the_graph_can_be_clicked(browser: Browser, tmp_path: Path) -> None:
     opened(browser, tmp_path, pipeline())
     browser.click(*middle(browser, "PP1:B@1", 1))
@@ -347,6 +389,7 @@ def test_boxes_to_check_stay_together(browser: Browser, tmp_path: Path) -> None:
     """At any width, also where they need a line of their own."""
     opened(browser, tmp_path, pipeline("1f1b"), pipeline("zb-h1"))
 
+    rows = []
     for width in (1400, 1100, 700):
         browser.resize(width, 900)
         browser.settle()
@@ -356,6 +399,8 @@ def test_boxes_to_check_stay_together(browser: Browser, tmp_path: Path) -> None:
         )
 
         assert len(set(tops)) == 1
+        rows.append(browser.js("document.querySelector('header .row').clientHeight"))
+    assert rows[0] < 30 < rows[-1]  # one line, then several
 
 
 def test_what_is_selected_in_one_is_selected_in_the_other(browser: Browser, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 // The DAG around one node, on its device: data edges solid, temporal edges dashed.
 
-const HOPS = 2, ACROSS = 4, CELL = 84, LEVEL = 46;
+const HOPS = 2, ACROSS = 4, CELL = 84, SPACE = 24, LINE = 11; // pixels
+const LETTERS = 15, MOST_LINES = 3; // of a label
 
 /** Nodes within a few hops, by level (negative: before). Those that do not fit are only counted. */
 function around(run, node, here) {
@@ -13,7 +14,7 @@ function around(run, node, here) {
       if (hop === 1) ordered(run, node, forward).forEach(([k]) => next.add(k));
       const fresh = [...next].filter((k) => here.has(k) && !level.has(k));
       const at = forward ? hop : -hop;
-      edge = fresh.slice(0, ACROSS);
+      edge = fresh.length > ACROSS ? fresh.slice(0, ACROSS - 1) : fresh; // the last place says how many more there are
       edge.forEach((k) => level.set(k, at));
       levels.set(at, edge);
       if (fresh.length > edge.length) more.set(at, fresh.length - edge.length);
@@ -34,38 +35,51 @@ function edgesAmong(run, level) {
 
 function drawGraph(run, node, here, choose) {
   const { levels, level, more } = around(run, node, here);
+  const lines = new Map([...level.keys()].map((k) => [k, wrapped(run.nodes.label[k])]));
+  const high = 8 + LINE * Math.max(...[...lines.values()].map((some) => some.length));
   const shown = [...levels.keys()].filter((at) => levels.get(at).length).sort((a, b) => a - b);
-  const width = ACROSS * CELL + 8, place = new Map();
-  shown.forEach((at, r) => levels.get(at).forEach((k, c) => {
-    place.set(k, { x: width / 2 + (c - (levels.get(at).length - 1) / 2) * CELL, y: 20 + r * LEVEL });
-  }));
-  const svg = tagged("svg", { class: "graph", viewBox: `0 0 ${width} ${shown.length * LEVEL}`, role: "img" });
-  svg.append(arrowHead());
-  for (const [a, b, temporal, maker] of edgesAmong(run, level)) {
-    const p = place.get(a), q = place.get(b), y1 = p.y + 11, y2 = q.y - 13;
-    const path = tagged("path", { d: `M${p.x},${y1} C${p.x},${y1 + 14} ${q.x},${y2 - 14} ${q.x},${y2}`, class: temporal ? "edge temporal" : "edge", "marker-end": "url(#arrow)" });
-    path.append(tagged("title", {}, maker));
-    svg.append(path);
-  }
-  for (const [k, at] of place) svg.append(box(run, k, at, k === node, choose));
+  const width = ACROSS * CELL + 8, place = new Map(), rests = [];
   shown.forEach((at, r) => {
-    if (more.has(at)) svg.append(tagged("text", { class: "free", x: width - 4, y: 20 + r * LEVEL - 14, "text-anchor": "end" }, `and ${more.get(at)} more`));
+    const row = levels.get(at), many = row.length + (more.has(at) ? 1 : 0), y = 10 + high / 2 + r * (high + SPACE);
+    const x = (c) => width / 2 + (c - (many - 1) / 2) * CELL;
+    row.forEach((k, c) => place.set(k, { x: x(c), y, high }));
+    if (more.has(at)) rests.push(tagged("text", { class: "free", x: x(many - 1), y: y + 3.5, "text-anchor": "middle" }, `and ${more.get(at)} more`));
   });
+  const svg = tagged("svg", { class: "graph", viewBox: `0 0 ${width} ${shown.length * (high + SPACE) - 4}`, role: "img" });
+  svg.append(arrowHead(), ...edgesAmong(run, level).map((edge) => drawEdge(place, ...edge)));
+  for (const [k, at] of place) svg.append(box(run, k, at, lines.get(k), k === node, choose));
+  svg.append(...rests);
   return svg;
 }
 
-function box(run, k, at, self, choose) {
-  const id = run.nodes.label[k], wide = CELL - 8;
-  const group = tagged("g", { class: "node", tabindex: 0, role: "button", "aria-label": id, "data-node": k });
-  const fill = KINDS[KIND_IDS[kindIndex(run.nodes.kind[k])]][1];
-  group.append(tagged("rect", { x: at.x - wide / 2, y: at.y - 11, width: wide, height: 22, rx: 4, fill, stroke: self ? S.theme.mark : "none", "stroke-width": 2.5 }));
-  const text = tagged("text", { x: at.x, y: at.y + 3.5, "text-anchor": "middle" }, id);
-  text.style.fill = inkOn(fill);
-  if (id.length > 12) { // a long name is squeezed, not cut
-    text.setAttribute("textLength", wide - 6);
-    text.setAttribute("lengthAdjust", "spacingAndGlyphs");
+function drawEdge(place, a, b, temporal, maker) {
+  const p = place.get(a), q = place.get(b), y1 = p.y + p.high / 2, y2 = q.y - q.high / 2 - 2;
+  const path = tagged("path", { d: `M${p.x},${y1} C${p.x},${y1 + 14} ${q.x},${y2 - 14} ${q.x},${y2}`, class: temporal ? "edge temporal" : "edge", "marker-end": "url(#arrow)" });
+  path.append(tagged("title", {}, maker));
+  return path;
+}
+
+/** A label in lines that fit into a box. What does not fit is cut; the tooltip has all of it. */
+function wrapped(label) {
+  const lines = [];
+  for (const word of label.split(" ")) {
+    const last = lines[lines.length - 1];
+    if (last && `${last} ${word}`.length <= LETTERS) lines[lines.length - 1] = `${last} ${word}`;
+    else lines.push(word);
   }
-  group.append(text, tagged("title", {}, id));
+  const cut = (line, k) => line.length > LETTERS || (k === MOST_LINES - 1 && lines.length > MOST_LINES) ? `${line.slice(0, LETTERS - 1)}\u2026` : line;
+  return lines.slice(0, MOST_LINES).map(cut);
+}
+
+function box(run, k, at, lines, self, choose) {
+  const name = run.nodes.label[k], wide = CELL - 6, top = at.y - (lines.length - 1) / 2 * LINE + 3.5;
+  const group = tagged("g", { class: "node", tabindex: 0, role: "button", "aria-label": name, "data-node": k });
+  const fill = KINDS[KIND_IDS[kindIndex(run.nodes.kind[k])]][1];
+  group.append(tagged("rect", { x: at.x - wide / 2, y: at.y - at.high / 2, width: wide, height: at.high, rx: 4, fill, stroke: self ? S.theme.mark : "none", "stroke-width": 2.5 }));
+  const text = tagged("text", { "text-anchor": "middle" });
+  text.style.fill = inkOn(fill);
+  lines.forEach((line, j) => text.append(tagged("tspan", { x: at.x, y: top + j * LINE }, line)));
+  group.append(text, tagged("title", {}, name));
   group.addEventListener("click", () => choose(k));
   group.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(k); } });
   return group;

@@ -173,10 +173,10 @@ function showBar({ view, one, b }) {
     ["ordered by", has ? makersAt(view.run, node) : ""],
     [message ? "moves" : "writes", has && nodes.bytes[node] ? bytes(nodes.bytes[node]) : ""],
     [measured ? "measured" : "takes", ratioText(took, measured ? expected : 0)],
-    ["expected", expected ? seconds(expected) : ""],
+    ["expected", expected && (measured || Math.abs(took / expected - 1) > 0.005) ? seconds(expected) : ""],
     ["from, to", `${seconds(start)} \u2013 ${seconds(start + took)}${one.late[b] ? " at the latest (the exact end is unknown)" : ""}`],
     ["behind compute", message ? percent(hidden) : ""],
-    ["arithmetic", flops ? `${(flops / 1e9).toPrecision(3)} GFLOP, ${(flops / took / 1e12).toPrecision(3)} TFLOP/s` : ""],
+    ["arithmetic", flops ? `${scaled(flops, "FLOP")}, ${scaled(flops / took, "FLOP/s")}` : ""],
     ["in the other view", otherText(view, one, b, took)],
   ]));
   panel.append(el("h3", {}, `instruction ${at}`), el("pre", {}, one.plan.text[at].replace(/\s+/g, " ")));

@@ -293,6 +293,14 @@ function bytes(size) {
   return `${unit ? size.toFixed(1) : size.toFixed(0)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
 }
 
+/** Arithmetic with a prefix that leaves up to three digits: 8.39 MFLOP. */
+function scaled(amount, unit) {
+  const prefixes = ["", "k", "M", "G", "T", "P", "E"];
+  let k = 0;
+  while (amount >= 999.5 && k < prefixes.length - 1) { amount /= 1000; k++; }
+  return `${Number(amount.toPrecision(3))} ${prefixes[k]}${unit}`;
+}
+
 /** The note of a view that is not to scale. */
 function stretchText({ stretch }) {
   if (Math.abs(stretch - 1) < 1e-9) return "";
