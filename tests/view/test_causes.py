@@ -233,6 +233,23 @@ def test_a_bubble_of_a_late_host_does_not_say_that_the_work_is_done(
     assert "loss and norm all-reduce" in panel(browser)
 
 
+def test_a_message_has_only_the_ends_that_take_part_in_it(browser: Browser, tmp_path: Path) -> None:
+    """A node of two replicas is two messages: one does not wait for the ends of the other."""
+    made = compiled("1f1b", chain(2), pp=2, dp=2, microbatches=2)
+
+    opened(browser, tmp_path, simulated(made))
+    ends = browser.js(
+        """piper.S.views[0].devices.map((one) => [...new Set([...one.kind.keys()]
+          .filter((b) => ["send", "recv"].includes(one.plan.kind[one.at[b]]))
+          .map((b) => everywhere(piper.S.views[0], one, one.at[b]).map(([d]) => d.device).join()))])
+        """
+    )
+
+    pairs = {frozenset(text.split(",")) for some in ends for text in some}
+    assert all(len(pair) == 2 for pair in pairs)
+    assert len(pairs) == 2
+
+
 def test_updates_are_shown_even_if_nobody_measured_them(browser: Browser, tmp_path: Path) -> None:
     opened(browser, tmp_path, simulated(CASES["1f1b"]))
 

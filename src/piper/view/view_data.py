@@ -25,7 +25,7 @@ from piper.ir.sizes import node_bytes
 from piper.names import BI, TOTALS_STREAM, B, Device, NodeId
 from piper.plan.analyse.memory import holders, lasting, peak, timeline
 from piper.plan.analyse.trace import Trace
-from piper.plan.instructions import Plan, line
+from piper.plan.instructions import Instruction, Plan, line
 from piper.view.expected_trace import duration, expected_trace
 from piper.view.node_labels import node_label
 from piper.view.reports.recomputation import node_text
@@ -37,7 +37,7 @@ LARGEST = 12  # buffers that are listed at the peak
 OPTIMIZER_STATE = 2.0  # times the parameters: Adam
 CODED = (
     "kind", "region", "phase", "tags", "stage", "microbatch", "maker", "source", "stream", "text",
-    "recomputes",
+    "recomputes", "group",
 )  # fmt: skip  # columns of repeated words
 
 
@@ -46,7 +46,7 @@ class DeviceView:
     """The instructions and the memory of one device."""
 
     device: Device
-    instructions: Columns  # kind, stream, node (or -1), text, waits
+    instructions: Columns  # kind, stream, node (or -1), text, waits, group
     memory: Columns  # at (the instruction), then bytes by kind
     lasting: Mapping[str, int]  # bytes that outlive the step
     peak: Mapping[str, Any]  # total, at, held, and the largest buffers: name, kind, bytes
@@ -302,7 +302,14 @@ def instruction_columns(plan: Plan, index: Mapping[NodeId, int]) -> Columns:
         "node": [index.get(NodeId(one.node), -1) for one in ones],
         "text": [line(one) for one in ones],
         "waits": [list(one.waits) for one in ones],
+        "group": [group_text(one, plan.device) for one in ones],
     }
+
+
+def group_text(one: Instruction, device: Device) -> str:
+    """The devices that take part in a message, in words that are the same on all of them."""
+    met = one.communicator(device)
+    return " ".join(map(str, met.members)) if met else ""
 
 
 def coded(columns: Columns, words: dict[str, int]) -> dict[str, list[Any]]:

@@ -27,7 +27,8 @@ function delaysOf(one, at) {
 /** An instruction, and for a message also its other ends: it starts when all of them are ready. */
 function everywhere(view, one, at) {
   if (one.plan.stream[at] === COMPUTE) return [[one, at]];
-  return [[one, at], ...instructionsOf(view, one.plan.node[at]).filter(([d, k]) => d !== one || k !== at)];
+  const { node, group = [] } = one.plan, meets = ([d, k]) => (d !== one || k !== at) && (d.plan.group || [])[k] === group[at];
+  return [[one, at], ...instructionsOf(view, node[at]).filter(meets)];
 }
 
 /** The instructions of a node, on all devices. */
@@ -48,8 +49,7 @@ function lastBefore(view, one, at, limit, past) {
     best = [d, b];
     latest = end;
   };
-  while (open.length) {
-    const [d, k] = open.pop();
+  for (const [d, k] of open) { // grows
     for (const [before, ended] of delaysOf(d, k)) {
       const b = d.barOf[before], key = `${d.device}/${before}`;
       if (seen.has(key)) continue;

@@ -182,13 +182,19 @@ function showBar({ view, one, b }) {
   panel.append(el("h3", {}, `instruction ${at}`), el("pre", {}, one.plan.text[at].replace(/\s+/g, " ")));
   linkList("waits for", waitsOf(view, one, b), true);
   linkList("awaited by", waitersOf(view, one, b), false);
-  const partners = partnersOf(view, one, b).filter(([v]) => v === view), ends = partners.length > 1 ? "its other ends" : "its other end";
-  linkList(message ? ends : "the same on other devices", partners, false);
+  if (message) otherEnds(view, one, b);
+  else linkList("the same on other devices", partnersOf(view, one, b).filter(([v]) => v === view), false);
   if (has) {
     const here = new Set(one.plan.node.filter((k) => k >= 0));
     panel.append(el("h3", {}, `the DAG around it, on device ${one.device}`), drawGraph(view.run, node, here, (k) => chooseNode(view, one, k)));
     panel.append(el("p", { class: "quiet" }, "solid: data; dashed: order in time"));
   }
+}
+
+/** The same message on the other devices that take part in it. */
+function otherEnds(view, one, b) {
+  const ends = everywhere(view, one, one.at[b]).slice(1).filter(([d, k]) => d.barOf[k] >= 0);
+  linkList(ends.length > 1 ? "its other ends" : "its other end", ends.map(([d, k]) => [view, d, d.barOf[k]]), false);
 }
 
 /** The directives that ordered this node. */
