@@ -1,7 +1,7 @@
 // The DAG around one node, on its device: data edges solid, temporal edges dashed.
 
 const HOPS = 2, ACROSS = 4, CELL = 84, SPACE = 24, LINE = 11; // pixels
-const LETTERS = 15, MOST_LINES = 3; // of a label
+const LETTERS = 14, MOST_LINES = 3; // of a label
 
 /** Nodes within a few hops, by level (negative: before). Those that do not fit are only counted. */
 function around(run, node, here) {
