@@ -52,6 +52,7 @@ CASES = {
     "1f1b": compiled("1f1b", chain(2), pp=2, microbatches=3),
     "zbv": compiled("zbv", chain(8), pp=4, microbatches=8),
     "experts": compiled("dualpipev", moe_chain(4), **EXPERTS),
+    "zero": compiled("1f1b", chain(2), pp=2, dp=2, zero=1, microbatches=2),
 }
 
 
@@ -77,13 +78,15 @@ def test_the_critical_path_leads_through_the_step_without_a_gap(
     assert "CRITICAL PATH" in panel(browser).upper()
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("made", CASES.values(), ids=CASES)
 def test_exposed_communication_is_that_of_the_simulator(
-    browser: Browser, tmp_path: Path, made: Compiled
+    browser: Browser, tmp_path: Path, made: Compiled, ahead: bool
 ) -> None:
-    found = report(price(made, SLOW))
+    costs = replace(SLOW, ahead=ahead)
+    found = report(price(made, costs))
 
-    opened(browser, tmp_path, simulated(made))
+    opened(browser, tmp_path, simulated(made, costs))
     shown = browser.js("piper.S.views[0].devices.map((one) => [one.busy, one.exposed])")
     header = browser.js("document.getElementById('summary').innerText")
 

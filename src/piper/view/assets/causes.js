@@ -20,7 +20,9 @@ function delaysOf(one, at) {
     while (k >= 0 && stream[k] !== name) k--;
     return k;
   };
-  const others = [before(COMPUTE), before(stream[at])].filter((k) => k >= 0);
+  const names = stream[at] === COMPUTE ? [COMPUTE, TOTALS] : [COMPUTE, stream[at]]; // on a GPU, compute queues behind the all-reduce of loss and norm
+  const others = names.map(before).filter((k) => k >= 0);
+  for (let k = at - 1; k >= 0 && stream[k] !== COMPUTE; k--) others.push(...waits[k]); // the host may have waited to post them
   return [...others.map((k) => [k, false]), ...waits[at].map((k) => [k, true])];
 }
 
@@ -40,12 +42,13 @@ function instructionsOf(view, node) {
   return (node >= 0 && view.instructions.get(node)) || [];
 }
 
-/** The bar that an instruction waited for last, on any device. What takes no time is passed through. */
+/** The bar that an instruction waited for last, on any device: compute rather than a message that ended with it. What takes no time is passed through. */
 function lastBefore(view, one, at, limit, past) {
   let best = null, latest = -Infinity;
   const seen = new Set(), open = everywhere(view, one, at);
   const offer = (d, b, end) => {
-    if (end > limit || end <= latest || past.has(barKey(d, b))) return;
+    const later = end > latest || (end === latest && streamOf(d, b) === COMPUTE && streamOf(...best) !== COMPUTE);
+    if (end > limit || !later || past.has(barKey(d, b))) return;
     best = [d, b];
     latest = end;
   };

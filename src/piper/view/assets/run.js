@@ -2,7 +2,7 @@
 
 const KIND_IDS = Object.keys(KINDS);
 const KIND_OF = Object.fromEntries(KIND_IDS.map((id, k) => [id, k]));
-const COMPUTE = "compute", UPDATE = "update";
+const COMPUTE = "compute", TOTALS = "loss_norm", UPDATE = "update";
 const MOST_ROWS = 3; // of one stream, for messages that are in flight at once
 
 function kindIndex(kind) {
