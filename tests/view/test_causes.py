@@ -253,6 +253,23 @@ def test_a_message_has_only_the_ends_that_take_part_in_it(browser: Browser, tmp_
     assert len(pairs) == 2
 
 
+def test_a_run_of_an_older_version_is_shown(browser: Browser, tmp_path: Path) -> None:
+    """It has no labels of nodes, and no groups of messages."""
+    found = simulated(CASES["1f1b"])
+    nodes = {name: row for name, row in found.nodes.items() if name != "label"}
+    devices = tuple(
+        replace(one, instructions={k: row for k, row in one.instructions.items() if k != "group"})
+        for one in found.devices
+    )
+
+    opened(browser, tmp_path, replace(found, nodes=nodes, devices=devices))
+    browser.key("c")
+
+    labels = browser.js("piper.S.views[0].run.nodes.label")
+    assert {"PP0:F@0", "send h0@0>1", "loss and norm all-reduce"} <= set(labels)
+    assert "CRITICAL PATH" in panel(browser).upper()
+
+
 def test_updates_are_shown_even_if_nobody_measured_them(browser: Browser, tmp_path: Path) -> None:
     opened(browser, tmp_path, simulated(CASES["1f1b"]))
 

@@ -21,7 +21,7 @@ function decode(run) {
   plain(run.nodes);
   plain(run.orders);
   run.devices.forEach((one) => plain(one.instructions));
-  run.nodes.label = run.nodes.label || run.nodes.id; // runs of older versions
+  run.nodes.label = run.nodes.label || run.nodes.id.map((id, k) => (run.nodes.kind[k] === TOTALS ? KINDS[TOTALS][0] : id)); // a run of an older version
   run.count = run.nodes.id.length;
   run.nodeOf = new Map(run.nodes.id.map((id, k) => [id, k]));
   run.after = run.nodes.id.map(() => []);
