@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import piper.cli
 from piper.cli import COMMANDS, app, app_of
 from piper.cli.show import show_sections
-from piper.errors import StrategyError
+from piper.errors import InputError, StrategyError
 from piper.job.compile.compiler import compile_strategy
 from piper.strategies import BUILDERS, one_f_one_b
 from piper.view.schedule_grid import WHOLE
@@ -92,6 +92,11 @@ def test_show_draws_some_steps_of_some_devices() -> None:
 
     assert drawn[:2] == ["time steps 1 to 4", "device 1  F0 B0 -- F1"]
     assert [line[:8] for line in drawn if "peak" in line] == ["device 1"]
+
+
+def test_show_refuses_devices_that_the_strategy_does_not_use() -> None:
+    with pytest.raises(InputError, match="--devices: the strategy has no device 7"):
+        call("show", str(SCRIPT), "--devices", "1,7")
 
 
 def test_schedule_prints_csv_as_pytorch_reads_it() -> None:

@@ -33,7 +33,7 @@ from piper.job.job import Job
 from piper.job.model_flops import step_flops
 from piper.plan.check.check import check
 from piper.plan.instructions import Load, Plan
-from piper.strategies import BUILDERS, one_f_one_b
+from piper.strategies import BUILDERS, dualpipe, one_f_one_b
 
 
 @pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, range(4), 4))
@@ -266,6 +266,8 @@ def test_batches_that_cannot_be_cut() -> None:
         must_train_as_plain("uneven", few, 3)
     with pytest.raises(InputError, match=r"cannot be cut into microbatches of sizes \[2, 1\]"):
         must_train_as_plain("uneven", odd, 4)
+    with pytest.raises(InputError, match="6 rows are divided into 2 parts of 4 microbatches each"):
+        must_train_as_plain("uneven", dualpipe(pp=2, microbatches=4), 6)
 
 
 def test_a_model_of_one_size_is_not_split_into_two() -> None:

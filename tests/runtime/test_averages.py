@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import piper
 from piper.errors import InputError
+from piper.runtime.checkpoint.summary import summary
 from piper.strategies import gpipe, interleaved_one_f_one_b, one_f_one_b, zb_h1
 
 STRATEGIES: dict[str, Any] = {
@@ -48,6 +49,14 @@ def test_averages_are_those_of_torch(name: str) -> None:
     same(done.averages, averages)
     moved = [(done.averages[one] - done.parameters[one]).abs().max() for one in done.averages]
     assert max(moved) > 1e-3  # the averages are not the parameters
+
+
+def test_a_summary_of_a_checkpoint_names_averages(tmp_path: Path) -> None:
+    with trainer_under(None) as trainer:
+        trainer.step(*data()[0])
+        trainer.save(tmp_path / "run")
+
+    assert "  averages   of the weights (ema)" in list(summary(tmp_path / "run"))
 
 
 def test_without_ema_nothing_is_averaged() -> None:

@@ -108,6 +108,8 @@ def show(
     window = window_of(steps, devices, output)
     machine = machine_of(device, None, network, per_node)
     found = inspected_for(machine, target, words)
+    for one in window.devices or ():
+        device_of(found, one, "--devices")
     with printed_to(output):
         if after is not None:
             print(dag_after(found, whole_number("--after", after)))
@@ -190,11 +192,11 @@ def simulated_lines(compiled: Compiled, machine: SimulatedMachine) -> str:
 
 
 @usage()
-def device_of(found: Inspected, device: int) -> int:
+def device_of(found: Inspected, device: int, option: str = "--plan") -> int:
     count = len(found.compiled.roles.of)
     if not 0 <= device < count:
-        fix = f"write one of 0 to {count - 1}" if count > 1 else "write --plan 0"
-        raise InputError.of("--plan", f"the strategy has no device {device}", fix)
+        fix = f"write one of 0 to {count - 1}" if count > 1 else f"write {option} 0"
+        raise InputError.of(option, f"the strategy has no device {device}", fix)
     return device
 
 

@@ -50,8 +50,17 @@ class ReplicaBatches:
             try:
                 self.split.rows(rows // self.feeds.parts)
             except Refused as refused:
+                if self.feeds.parts > 1:
+                    raise self.uncut_parts(rows) from None
                 where = f"batch of replica {feed}" if self.unequal else "batch"
                 raise InputError(where, *refused.problems) from None
+
+    def uncut_parts(self, rows: int) -> InputError:
+        """As DualPipe does, whose two ends of a pipeline have a part of the batch each."""
+        parts, least = self.feeds.parts, self.feeds.parts * self.split.n
+        many = amount(self.split.n, "microbatch", "microbatches")
+        what = f"its {amount(rows, 'row')} are divided into {parts} parts of {many} each"
+        return InputError.of("batch", what, f"use a batch of at least {amount(least, 'row')}")
 
     def rows_of_all(self, rows: int, feed: int = 0) -> Sizes:
         """The rows of every feed, from those of one."""

@@ -10,6 +10,7 @@ from piper.names import amount
 from piper.runtime.checkpoint.description import tensor_text
 from piper.runtime.checkpoint.folder import current, kept_in
 from piper.runtime.checkpoint.index import Index
+from piper.runtime.checkpoint.pieces import EMA
 from piper.runtime.checkpoint.reader import Reader
 from piper.runtime.checkpoint.resume import reader_of, values_of
 
@@ -21,6 +22,8 @@ def summary(folder: Path) -> Iterator[str]:
     yield f"{current(folder).name}: {amount(index.steps, 'step')}, saved {index.saved}"
     yield f"  model      {model_text(index)}"
     yield f"  optimizer  {' and '.join(index.optimizers) or 'none'}{options_text(index)}"
+    if any(one.piece.state == EMA for one in index.pieces):
+        yield "  averages   of the weights (ema)"
     files, writers = amount(len(index.files), "file"), len(index.processes)
     by = amount(writers, "process", "processes")
     yield f"  files      {files}, {size_text(index.nbytes)}, written by {by}"
