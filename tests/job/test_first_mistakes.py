@@ -1,0 +1,134 @@
+"""What newcomers wrote, and what they were told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import piper
+from piper import Order, Place, Split, Trainer, where
+from piper.errors import PiperError
+from piper.strategies import from_csv, from_orders, gpipe, one_f_one_b
+
+X = torch.ones(4, 4)
+LOSS = nn.functional.mse_loss
+
+
+def trained(*arguments: Any, **options: Any) -> float:
+    with Trainer(*arguments, example=(X, X), device="cpu", **options) as trainer:
+        return trainer.step(X, X).loss
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 4)
+
+
+def by_pairs(named: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([parameter for name, parameter in named if "bias" in name], lr=0.1)
+
+
+def set_rate() -> None:
+    with Trainer(linear(), LOSS, None, example=(X, X), device="cpu") as trainer:
+        trainer.lr = 0.1  # type: ignore[misc]
+
+
+def evaluated() -> None:
+    with Trainer(linear(), LOSS, None, example=(X, X), device="cpu") as trainer:
+        trainer.evaluate(X, X)  # type: ignore[call-arg]
+
+
+class Marked(nn.Module):
+    def __init__(self, *mark: Any) -> None:
+        super().__init__()
+        self.layer, self.mark = nn.Linear(4, 4), mark
+
+    def forward(self, x: Tensor) -> Tensor:
+        with piper.annotate(*self.mark):
+            found: Tensor = self.layer(x)
+        return found
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "a loss and a strategy swapped": (
+        lambda: trained(linear(), [Place(where(), [0])], LOSS),
+        "strategy: mse_loss is a function that needs input and target\n"
+        "  fix: write Trainer(model, loss_fn, strategy), and call a builder, as in ",
+    ),
+    "a builder that is not called": (
+        lambda: trained(linear(), LOSS, one_f_one_b),
+        "strategy: one_f_one_b is a function that needs pp and microbatches\n",
+    ),
+    "a directive that is not called": (
+        lambda: trained(linear(), LOSS, [Place]),
+        "strategy: it has the class Place\n  fix: write Place(...), with the parentheses",
+    ),
+    "a size and a name swapped": (
+        lambda: Split(4, "MB"),  # type: ignore[arg-type]
+        "'MB' is not a number of microbatches\n  fix: write Split('MB', 4)",
+    ),
+    "slots without a list": (
+        lambda: Order(where(PP=0)),  # type: ignore[arg-type]
+        'is not a list of slots\n  fix: write one list: Order([where(PP=0, MB=0, PASS="F"), ...])',
+    ),
+    "an option of others": (
+        lambda: gpipe(pp=2, microbatches=4, virtual=2),
+        "gpipe has no option virtual\n  fix: leave it out, or take interleaved-1f1b",
+    ),
+    "stages of orders": (
+        lambda: from_orders([], pp=1),  # type: ignore[call-arg]
+        "it was given pp\n  fix: leave it out: its orders or tables say how many there are",
+    ),
+    "a file in place of its text": (
+        lambda: from_csv("schedule.csv"),
+        "'schedule.csv' is the name of a file\n  fix: give its text, Path(",
+    ),
+    "stages as text": (
+        lambda: gpipe(pp=2, microbatches=2, stages="1,2"),  # type: ignore[arg-type]
+        "stages='1,2' is not a list\n  fix: write a list, such as stages=[1, 1]",
+    ),
+    "a class in place of a name": (
+        lambda: trained(Marked(nn.Linear), LOSS),
+        "it takes a name, and then a number",
+    ),
+    "text in place of a number": (
+        lambda: trained(Marked("PP", "0"), LOSS),
+        "annotate('PP', '0'): its index is not a number\n  fix: write annotate(\"PP\")",
+    ),
+    "two ways to group": (
+        lambda: trained(linear(), LOSS, None, optimizer=by_pairs, no_decay=["bias"]),
+        "no_decay: the optimizer function fails on two groups of parameters",
+    ),
+    "a weight below zero": (
+        lambda: trained(linear(), LOSS, gpipe(1, 2), loss_weight=lambda x, y: -1.0),
+        "microbatch 0 has weight -1, which is negative\n  fix: let loss_weight return 0 or more",
+    ),
+    "a rate that is set": (
+        set_rate,
+        "trainer: it has no lr, which may be set\n  fix: give ",
+    ),
+    "a batch in place of batches": (evaluated, "write trainer.evaluate([(x, y)])"),
+    "no example": (
+        lambda: piper.draw(linear(), LOSS, None),  # type: ignore[call-arg]
+        "draw: missing a required argument: 'example'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_error_says_what_to_write(name: str) -> None:
+    call, message = MISTAKES[name]
+
+    with pytest.raises(PiperError) as error:
+        call()
+
+    assert message in str(error.value)
+
+
+def test_models_are_imported_when_they_are_needed() -> None:
+    assert piper.models.qwen3_moe.Qwen3Moe and piper.models.llama.Llama
+    with pytest.raises(AttributeError, match="has no attribute 'gpt'"):
+        _ = piper.models.gpt  # type: ignore[attr-defined]
