@@ -94,6 +94,13 @@ def test_show_draws_some_steps_of_some_devices() -> None:
     assert [line[:8] for line in drawn if "peak" in line] == ["device 1"]
 
 
+def test_a_page_of_two_equal_strategies_says_so(tmp_path: Path) -> None:
+    page, two = ("-o", str(tmp_path / "a.html")), (str(SCRIPT), "--pp", "2", str(SCRIPT), "--pp")
+
+    assert "both are the same: does tiny.py read" in call("view", *two, "2", *page)
+    assert "both are the same" not in call("view", *two, "4", *page)
+
+
 def test_show_refuses_devices_that_the_strategy_does_not_use() -> None:
     with pytest.raises(InputError, match="--devices: the strategy has no device 7"):
         call("show", str(SCRIPT), "--devices", "1,7")

@@ -94,8 +94,8 @@ def test_the_whole_text() -> None:
     found = simulated("1f1b", [1.0, 4.0])
 
     assert advice(found) == (
-        "advice: stage PP=1 on device 1 bounds the step: it computes 9.60 s, the others 2.40 s "
-        "on average; it is one region: move its borders, or tag smaller ones (`with "
+        "advice: stage PP=1 on device 1 bounds the step: it computes 9.60 s, the other one "
+        "2.40 s; it is one region: move its borders, or tag smaller ones (`with "
         "piper.annotate(...)`, `piper.tag(model, ...)`), which a builder cuts into stages. More "
         "microbatches hardly help"
     )

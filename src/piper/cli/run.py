@@ -145,7 +145,7 @@ def outcome(window: Window, wrote: bool, code: int, on: str | None = None) -> st
             "does https://ui.perfetto.dev"
         )
     if code:
-        return f"piper: no trace was written: the run failed before {window.text} was over"
+        return f"piper: no trace was written: the run failed before the end of {window.text}"
     if on not in (None, "ray"):
         return (
             f"piper: there is no trace in {window.path} on this host\n"

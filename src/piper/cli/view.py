@@ -101,6 +101,8 @@ def view(
     refuse_missing(*named[-1], before_dashes(context))
     machine = machine_of(device, costs, network, per_node)
     runs = [data_of(path, rest, machine) for path, rest in named]
+    if len(named) == 2 and named[0][0] == named[1][0] and runs[0].nodes == runs[1].nodes:
+        print(f"both are the same: does {named[0][0].name} read its arguments, as with argparse?")
     if output is None and not (svg or png or chrome):
         output = Path(f"{'-'.join(path.stem for path, _ in named)}.html")
     drawn = [path for path, _ in named if path.suffix == ".json"]  # as their files say

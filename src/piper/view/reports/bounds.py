@@ -158,9 +158,11 @@ def uneven_text(found: Prediction) -> str:
     name = compute_of(longest.device, found.stages)
     several = has_several(found, longest.device)
     bounds = "bound the step: they compute" if several else "bounds the step: it computes"
+    rest = "the others" if many - mine > 1 else "the other one"
+    average = " on average" if many - mine > 1 else ""
     return (
-        f"advice: {name} {bounds} {time_text(longest.compute)}, the others "
-        f"{time_text(others)} on average; {shorter(found, longest.device)}. More microbatches "
+        f"advice: {name} {bounds} {time_text(longest.compute)}, {rest} "
+        f"{time_text(others)}{average}; {shorter(found, longest.device)}. More microbatches "
         "hardly help"
     )
 
