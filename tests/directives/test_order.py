@@ -223,8 +223,7 @@ def test_an_order_that_comes_before_the_split_is_refused() -> None:
 
     assert str(refused.value) == (
         "order (directive 2 of 3): no region has the tag MB\n"
-        "  fix: use one of PP, PASS (the key of a `Split` or a `Stage` exists only after that "
-        "directive)"
+        '  fix: write Split("MB", n) before this directive'
     )
 
 

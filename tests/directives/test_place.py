@@ -101,6 +101,13 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
             " (the key of a `Split` or a `Stage` exists only after that directive)",
         ),
         (
+            [Place(where(EP=0), [0])],
+            "place (directive 1 of 1): no region has the tag EP\n"
+            "  fix: leave out ep= or this directive if the model has no experts; or put the "
+            'experts into `with piper.annotate("EP"):`, as '
+            "piper.models.hugging_face.adapt_experts(model) does",
+        ),
+        (
             [Split("MB", 2), Place(where(Mb=0), [0])],
             "place (directive 2 of 2): no region has the tag Mb\n"
             "  fix: use one of PP, MB, PASS; did you mean MB?",
@@ -108,8 +115,7 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
         (
             [Place(where(MB=0), [0]), Split("MB", 2)],
             "place (directive 1 of 2): no region has the tag MB\n"
-            "  fix: use one of PP, PASS"
-            " (the key of a `Split` or a `Stage` exists only after that directive)",
+            '  fix: write Split("MB", n) before this directive',
         ),
         (
             [Place(where(PP=1), [0]), Place(where(PP=1), [1])],

@@ -168,5 +168,6 @@ def test_an_argument_that_is_given_twice() -> None:
 
     assert str(found.value) == (
         "Trainer: multiple values for argument 'strategy'\n"
-        "  fix: write Trainer(model, loss_fn, strategy, ...), each once, and options by name"
+        "  fix: write Trainer(model, loss_fn, strategy, example=...), and options by name; loss_fn "
+        "may be None if the model computes its loss, and strategy for one device"
     )

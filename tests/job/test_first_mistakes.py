@@ -56,7 +56,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a loss and a strategy swapped": (
         lambda: trained(linear(), [Place(where(), [0])], LOSS),
         "strategy: mse_loss is a function that needs input and target\n"
-        "  fix: write Trainer(model, loss_fn, strategy), and call a builder, as in ",
+        "  fix: give loss_fn before strategy, or call a builder: ",
     ),
     "a builder that is not called": (
         lambda: trained(linear(), LOSS, one_f_one_b),

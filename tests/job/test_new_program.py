@@ -85,7 +85,7 @@ def test_a_trainer_says_it(caplog) -> None:
 
 
 X, Y = torch.zeros(8, 6), torch.zeros(8, dtype=torch.int64)
-ORDER = "  fix: these are the same shapes: give step its tensors in the order of the example"
+ORDER = "  fix: it has the same shapes in another order: give it in that of the example"
 
 
 def notes(example: tuple[Tensor, ...], *batch: Tensor) -> list[str]:

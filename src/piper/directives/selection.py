@@ -12,7 +12,14 @@ from piper.ir.nodes import Compute
 from piper.names import BI, BW, PASS, amount
 
 MOST = 6  # words in a list of what is missing
-STAGES = "PP"  # the usual name of stages
+MICROBATCHES = "MB"
+ADVICE = {  # for the usual names, which are like each other, and mean something else
+    "PP": 'write Stage("PP", n) before this directive, or where() for the whole model; or put the '
+    'stages into `with piper.annotate("PP"):`',
+    MICROBATCHES: 'write Split("MB", n) before this directive',
+    "EP": "leave out ep= or this directive if the model has no experts; or put the experts into "
+    '`with piper.annotate("EP"):`, as piper.models.hugging_face.adapt_experts(model) does',
+}
 
 
 def selected(dag: Dag, wanted: Filter) -> list[Compute]:
@@ -100,12 +107,11 @@ def unknown_key(dag: Dag, key: str) -> Problem:
             "piper.tag_layers(model, x), which names its layers L=0, L=1 and so on"
         )
         return Problem(f"no region has the tag {key}: the model has no annotations", fix)
-    cutoff = 0.6 if key == STAGES else 0.3  # EP is like PP, and something else
-    near = get_close_matches(key, set(dag.tag_names) - {PASS}, n=1, cutoff=cutoff)
+    if key in ADVICE and not (key == MICROBATCHES and dag.dimensions):
+        return Problem(f"no region has the tag {key}", ADVICE[key])
+    near = get_close_matches(key, set(dag.tag_names) - {PASS}, n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]}?" if near else ""
-    if key == STAGES:
-        hint += ', or write Stage("PP", 2) before it, or where() for everything'
-    elif not dag.dimensions:
+    if not dag.dimensions:
         hint += " (the key of a `Split` or a `Stage` exists only after that directive)"
     return Problem(f"no region has the tag {key}", f"use one of {', '.join(dag.tag_names)}{hint}")
 

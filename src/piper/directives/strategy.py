@@ -173,7 +173,7 @@ def refuse_uncalled(function: Callable[[int], Any]) -> None:
         name = getattr(function, "__name__", "it")
         what = f"{name} is a function that needs {' and '.join(needed)}"
         fix = (
-            "write Trainer(model, loss_fn, strategy), and call a builder, as in "
+            "give loss_fn before strategy, or call a builder: "
             "piper.strategies.one_f_one_b(pp=2, microbatches=8)"
         )
         raise StrategyError.of("strategy", what, fix)

@@ -21,7 +21,11 @@ from piper.runtime.optimizers.parameter_groups import is_named
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 EXAMPLE = "write example=(x, y): one batch as `step` gets it"
-CALLS = {"evaluate": "it takes batches: write trainer.evaluate([(x, y)])"}
+CALLS = {
+    "evaluate": "it takes batches: write trainer.evaluate([(x, y)])",
+    "Trainer": "write Trainer(model, loss_fn, strategy, example=...), and options by name; loss_fn "
+    "may be None if the model computes its loss, and strategy for one device",
+}
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 LOG = logging.getLogger("piper")
 
@@ -73,7 +77,7 @@ def refuse_unbound(where: str, shape: Signature, args: Any, given: dict[str, Any
     except TypeError as error:
         first = [one.name for one in shape.parameters.values() if one.kind is not one.KEYWORD_ONLY]
         names = ", ".join(name for name in first if name != "self")
-        fix = f"write {where}({names}, ...), each once, and options by name"
+        fix = f"write {where}({names}, ...), and options by name"
         raise InputError.of(where, str(error), CALLS.get(where, fix)) from None
 
 

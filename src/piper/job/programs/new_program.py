@@ -84,7 +84,7 @@ def shape_lines(job: Job, batch: Batch, before: Sequence[BatchKind]) -> Iterator
         return
     yield f"this batch has {has}; the first one had {', '.join(known)}"
     if sorted(known) == sorted(mine):
-        yield "  fix: these are the same shapes: give step its tensors in the order of the example"
+        yield "  fix: it has the same shapes in another order: give it in that of the example"
 
 
 def sizes(tensor: torch.Tensor) -> str:

@@ -43,7 +43,7 @@ function showStep() {
       el("tr", {}, ...["device", "busy", "exposed communication", "peak memory"].map((t) => el("th", {}, t))),
       ...view.devices.map((one) => el("tr", { class: "go", click: () => select({ view, one, memory: one.memory.n ? one.memory.time[one.memory.worst] : 0 }) },
         el("td", {}, `${one.device}`), el("td", {}, percent(one.busy / view.length)),
-        el("td", {}, percent(one.exposed / view.length)), el("td", {}, bytes(one.source.peak.total))))));
+        el("td", {}, exposedText({ idle: 1 - one.busy / view.length, exposed: one.exposed / view.length })), el("td", {}, bytes(one.source.peak.total))))));
     if (S.path) panel.append(pathTable(view, S.steps[S.views.indexOf(view)]));
     panel.append(kindTable(view));
     const shares = Object.values(view.run.streams || {});
@@ -62,7 +62,7 @@ function kindTable(view) {
   const many = Math.max(1, view.devices.length) * view.stretch, rows = view.kinds.map((row, k) => [k, row]).filter(([, row]) => row.count);
   return el("div", {}, el("h3", {}, "time of a device"), el("table", { class: "numbers" },
     el("tr", {}, ...["", "takes", "behind compute", "exposed"].map((t) => el("th", {}, t))),
-    ...rows.map(([k, row]) => el("tr", {}, el("td", {}, el("span", { class: "dot" }, swatch(k), ` ${KINDS[KIND_IDS[k]][0]}`)), el("td", {}, row.time ? seconds(row.time / many) : "not known"),
+    ...rows.map(([k, row]) => el("tr", {}, el("td", {}, el("span", { class: "dot" }, swatch(k), ` ${KINDS[KIND_IDS[k]][0]}`)), el("td", {}, row.time ? row.time / many < 5e-8 ? "under 0.1 us" : seconds(row.time / many) : "not known"),
       el("td", {}, MESSAGES.has(KIND_IDS[k]) ? row.time ? percent(row.hidden / row.time) : "" : ""), el("td", {}, row.exposed ? seconds(row.exposed / many) : "")))));
 }
 
