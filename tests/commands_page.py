@@ -15,7 +15,7 @@ from piper.cli import app
 HEAD = """# Commands
 
 Every command, with all its arguments and options. `piper COMMAND --help` prints the same in a
-terminal. `pytest tests/docs --update-golden` writes this page.
+terminal. Options with `...` need a value.
 """
 
 
@@ -45,7 +45,8 @@ def described(text: str) -> Iterator[str]:
 def row(parameter: Any) -> str:
     named = parameter.param_type_name == "option"
     words = parameter.opts if named else [parameter.metavar or parameter.name.upper()]
-    names = ", ".join(f"`{one}`" for one in words)
+    value = " ..." if named and not parameter.is_flag else ""
+    names = ", ".join(f"`{one}{value}`" for one in words)
     return f"| {names} | {default(parameter)} | {meaning(parameter)} |"
 
 

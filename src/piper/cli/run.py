@@ -25,7 +25,7 @@ from piper.launcher.trace_window import COUNT, FIRST, Window, steps_of
 Restarts = Annotated[int, typer.Option(help="how often to start again after a failure", min=0)]
 Least = Annotated[
     int | None,
-    typer.Option(help="each restart has one process less, down to this number", min=1),
+    typer.Option(help="each restart has one process fewer, down to this number", min=1),
 ]
 SaveOnSignal = Annotated[
     Path | None, typer.Option(help="on Ctrl-C or SIGTERM, finish the step and save to this folder")
