@@ -87,6 +87,33 @@ def test_what_depends_on_other_rows_is_warned_of(
     assert "test_own_backwards.py" in warned(BATCHWISE[name], caplog, monkeypatch)
 
 
+NOT_LINEAR: dict[str, Back] = {
+    "clipped": lambda g, h: g.clamp(-1e-3, 1e-3),
+    "signs": lambda g, h: 1e-3 * g.sign(),
+    "of length one": lambda g, h: g / (g.norm(dim=1, keepdim=True) + 1e-9),
+    "with a penalty": lambda g, h: g + 1e-3 * h,
+}
+
+
+@pytest.mark.parametrize("parts", [2, 5])
+@pytest.mark.parametrize("name", NOT_LINEAR)
+def test_a_backward_that_is_not_linear_is_as_in_plain_training(
+    name: str, parts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where each row has its own, in a mean that PyTorch divides before the backward begins."""
+    net, (x, y) = Net(NOT_LINEAR[name]).double(), torch.randn(2, 10, WIDTH).double().unbind()
+    F.mse_loss(net(x), y).backward()
+    wanted = net.layer.weight - 0.1 * net.layer.weight.grad
+    with caplog.at_level(logging.WARNING, "piper"):
+        found = rehearse(
+            net, F.mse_loss, [Place(where(), [0]), Split("MB", parts)], [(x, y)],
+            optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1),
+        )  # fmt: skip
+
+    torch.testing.assert_close(found.parameters["layer.weight"], wanted, rtol=1e-10, atol=1e-13)
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("name", ROWWISE)
 def test_what_each_row_does_alone_is_not(
     name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

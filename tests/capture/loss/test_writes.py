@@ -46,10 +46,24 @@ def one_of_each(y: Tensor) -> None:
     y[torch.arange(len(y)), y[:, 0].clamp(0, 4)] = -100
 
 
-LABELS: dict[str, Write] = {
-    one.__name__: one
-    for one in (masked, rows_by_label, last_column, columns, listed_columns, shifted, one_of_each)
-}
+def named_by_where(y: Tensor) -> None:
+    y[torch.where(y == 3)] = -100
+
+
+def named_by_nonzero(y: Tensor) -> None:
+    rows, columns = (y == 3).nonzero(as_tuple=True)
+    y[rows, columns] = -100
+
+
+def named_rows(y: Tensor) -> None:
+    y[(y[:, 0] > 2).nonzero().squeeze(1)] = -100
+
+
+WRITES: tuple[Write, ...] = (
+    masked, rows_by_label, last_column, columns, listed_columns, shifted, one_of_each,
+    named_by_where, named_by_nonzero, named_rows,
+)  # fmt: skip
+LABELS = {one.__name__: one for one in WRITES}
 
 
 def of_labels(write: Write, o: dict[str, Tensor], w: dict[str, Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ from piper.capture.fx_nodes import value
 from piper.capture.loss.calls import Call, shape
 from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, RowNumbers, Rows
 from piper.capture.loss.rules import elementwise, rule
+from piper.capture.loss.shapes import by_numbers
 
 
 @rule("select_scatter", "slice_scatter")
@@ -43,10 +44,14 @@ def put(call: Call) -> Known:
 
 def at_places(call: Call, target: Known, indices: list[fx.Node | None]) -> Known:
     known = [FIXED if one is None else call.known[one] for one in indices]
-    if isinstance(known[0], RowNumbers) and known[0].mask is None:
+    first = known[0]
+    if isinstance(first, RowNumbers) and first.mask is None:
         each = target == Rows(0) and shape(call.given["self"])[0] == call.rows
         own = all(one == FIXED or one == Rows(0) for one in known[1:])
         return call.checked(Rows(0)) if each and own else MIXED
+    if isinstance(first, RowNumbers) and first.mask is not None:  # all that `torch.where` names
+        masked = by_numbers(call, target, indices, first.mask) != MIXED
+        return call.checked(Rows(0)) if masked else MIXED
     if not isinstance(target, Rows) or any(one != FIXED for one in known):
         return fixed(target) if all(one == FIXED for one in known) else MIXED
     places = [dim for dim, one in enumerate(indices) if one is not None]

@@ -206,8 +206,10 @@ class Comparison:
             return Verdict()
         try:
             made = self if self.whole.graph else self.again(derived=True)
-            pairs = zip((made.whole, *made.halves), (1.0, *self.shares(reduction)), strict=True)
-            found = [gradients(one, factor) for one, factor in pairs]
+            often, factors = (1, *repeats(self.times)), (1.0, *self.shares(reduction))
+            each = zip((made.whole, *made.halves), factors, often, strict=True)
+            # A backward of the user need not be linear: each microbatch has its own share.
+            found = [many * gradients(one, factor / many) for one, factor, many in each]
         except Exception as error:  # whatever it is, there is no trial
             return Verdict(untried=f"{type(error).__name__} in its backward")
         if self.same(found[0], found[1] + found[2]) or not found[0].isfinite().all():
