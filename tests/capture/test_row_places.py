@@ -165,6 +165,9 @@ OWN: dict[str, Form] = {
         h[y.argsort()] + torch.ones_like(h) @ torch.ones(WIDTH, WIDTH)
     )[y.argsort().argsort()],
     "two experts": experts,
+    "sorted lengths": lambda h, y: (
+        h[y.sort().indices] * (torch.arange(WIDTH) < y.sort().values[:, None])
+    )[y.sort().indices.argsort()],
     "experts, sorted": lambda h, y: h + torch.zeros_like(h).index_add(
         0, y.argsort(), (h[y.argsort()] @ torch.ones(WIDTH, WIDTH)).relu()
     ),

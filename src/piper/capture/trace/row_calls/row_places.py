@@ -116,7 +116,8 @@ class RowPlaces:
                 self.writes.note(place, both)
             for k, sizes in enumerate(both.results):
                 lost = found in COUNTED and not sizes
-                self.kinds[place, k] = Kind.CONSTANT if lost else found
+                values = found is Kind.ORDER and k == 0 and len(both.results) == 2  # `x.sort()`
+                self.kinds[place, k] = Kind.CONSTANT if lost else Kind.SORTED if values else found
         return None
 
     def is_behind(self, place: int, both: Both) -> bool:
