@@ -17,7 +17,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """On the site, examples/ is inside the folder of the pages, and not beside it."""
+    """On the site, examples/ is inside the folder of the pages, and not beside it.
+
+    What a console shows is marked so: its prompts and results are not copied (assets/site.css).
+    """
+    markdown = markdown.replace("```python\n>>> ", "```pycon\n>>> ")
     up = "../" * page.file.src_uri.count("/")
     text = markdown.replace(f"](../{up}examples/", f"]({up}examples/")
     parts = text.split(f"]({up}examples/")
