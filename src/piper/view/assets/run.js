@@ -325,6 +325,11 @@ function shortLabel(view, one, b) {
   return `${one.several ? nodes.stage[node] : ""}${nodes.phase[node]}${nodes.microbatch[node]}`;
 }
 
+function isPass(view, one, b) {
+  const node = one.plan.node[one.at[b]];
+  return node >= 0 && !!view.run.nodes.phase[node];
+}
+
 function longLabel(view, one, b) { return nameOf(view, one, one.at[b]); }
 
 /** What an instruction is called everywhere on the page: both ends of a transfer are one node, named by its send. */
