@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -48,3 +49,17 @@ def test_the_error_ends_with_the_loss_function(where: str) -> None:
 
     traced = "raised while Piper traced the loss function on tensors without values"
     assert re.fullmatch(f"{where}: {traced}", error.value.__notes__[-1])
+
+
+def test_an_output_by_names_is_told_by_its_names() -> None:
+    class Named(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return {"logits": super().forward(x), "hidden": x}
+
+    example = torch.randn(4, 6), torch.randint(3, (4,))
+
+    with pytest.raises(AttributeError) as error:
+        capture(Named(6, 3), functional.cross_entropy, example)
+
+    notes = "\n".join(error.value.__notes__)
+    assert "fix: the output is a dict with logits, hidden: write output['logits'] in loss" in notes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,11 @@ def called(loss_fn: Callable[[Any, Any], Any], output: Any, labels: Any) -> Any:
             f"loss_fn(output, labels) raised it: output is {described(output)}, "
             f"labels are {described(labels)}"
         )
+        if isinstance(output, Mapping) and (names := [str(name) for name in output]):
+            error.add_note(
+                f"  fix: the output is a {type(output).__name__} with {', '.join(names[:SHOWN])}: "
+                f"write output[{names[0]!r}] in loss_fn, for instance"
+            )
         raise
 
 
