@@ -86,6 +86,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: from_csv("schedule.csv"),
         "'schedule.csv' is the name of a file\n  fix: give its text, Path(",
     ),
+    "a file in place of JSON": (
+        lambda: piper.Strategy.from_json("st.json"),
+        "'st.json' is the name of a file\n  fix: give its text, Path('st.json').read_text()",
+    ),
     "stages as text": (
         lambda: gpipe(pp=2, microbatches=2, stages="1,2"),  # type: ignore[arg-type]
         "stages='1,2' is not a list\n  fix: write a list, such as stages=[1, 1]",

@@ -232,7 +232,7 @@ def test_a_choice_needs_a_limit(job: Job, example: Batch) -> None:
         within(job, None, one_f_one_b(2, 4, remat="auto")).compile(example)
 
     assert str(refused.value) == (
-        'remat: keep="auto" depends on the memory of a device, which is not known on a CPU\n'
+        'remat: keep="auto" (remat="auto") needs the memory of a device, unknown on a CPU\n'
         "  fix: write Trainer(memory_gib=80), or Remat(where(), memory_gib=80)"
     )
 

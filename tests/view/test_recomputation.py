@@ -42,7 +42,7 @@ def test_a_line_for_each_policy() -> None:
     assert recomputation(found.dag).splitlines() == [
         "PP0, PP1, PP2, PP3 and 2 more regions recompute, and keep inputs: "
         "18.0 MiB less, 6 GFLOP more (29 % of all), per microbatch",
-        "PP6 recompute, and keep inputs and 50 % of the activations: "
+        "PP6 recomputes, and keeps inputs and 50 % of the activations: "
         "1.0 MiB less, 500 MFLOP more (2 % of all), per microbatch",
     ]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any, overload
 
 from piper.directives.base import Directive, known_directives
@@ -15,6 +16,8 @@ from piper.directives.place import Place
 from piper.directives.split import Split
 from piper.errors import Problem, StrategyError
 from piper.ir.filters import where
+
+MOST_NAME = 4096  # characters of the name of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,9 @@ class Strategy:
 
     @staticmethod
     def from_json(text: str) -> Strategy:
+        if Path(text[:MOST_NAME]).suffix == ".json":
+            fix = f"give its text, Path({text!r}).read_text()"
+            raise StrategyError.of("strategy", f"{text!r} is the name of a file", fix)
         try:
             objects = json.loads(text)
         except json.JSONDecodeError as error:

@@ -73,7 +73,7 @@ def memory_limit(
 
 def require_limit(limit: MemoryLimit | None) -> MemoryLimit:
     if limit is None:
-        what = 'keep="auto" depends on the memory of a device, which is not known on a CPU'
+        what = 'keep="auto" (remat="auto") needs the memory of a device, unknown on a CPU'
         fix = "write Trainer(memory_gib=80), or Remat(where(), memory_gib=80)"
         raise InputError.of("remat", what, fix)
     return limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from piper.names import BI, BW, Device
+from piper.names import BI, BW, TOTALS_STREAM, Device
 from piper.sim.prediction import Prediction, StageTags
 from piper.sim.report import HOST, Report
 from piper.view.reports.units import percent, time_text
@@ -85,7 +85,11 @@ def ranges(tags: Iterable[tuple[str, int]]) -> Iterator[str]:
 def advice(found: Prediction) -> str:
     """One line: what bounds the step most, and what usually helps."""
     report = found.report
-    exposed = {stream: seconds / report.seconds for stream, seconds in report.exposed.items()}
+    exposed = {
+        stream: seconds / report.seconds
+        for stream, seconds in report.exposed.items()
+        if stream != TOTALS_STREAM  # two numbers, which nothing makes fewer
+    }
     worst = max(exposed, key=lambda stream: exposed[stream], default="")
     if not found.fits:
         return "advice: it does not fit; recompute (`remat=`), use a higher `zero`, or more devices"

@@ -35,8 +35,9 @@ def group_text(keep: RematPolicy, regions: Sequence[Region], dag: Dag) -> str:
     frees, more = sum(one.frees for one in found), sum(one.flops for one in found)
     whole = sum(plain_flops(region) for region in dag.model.regions)
     share = f" ({100 * more / whole:.0f} % of all)" if whole else ""
+    does = "recompute, and keep" if len(regions) > 1 else "recomputes, and keeps"
     return (
-        f"{names_text([one.id for one in regions])} recompute, and keep {policy_text(keep)}: "
+        f"{names_text([one.id for one in regions])} {does} {policy_text(keep)}: "
         f"{freed_text(frees)}, {flops_text(more)} more{share}, per microbatch"
     )
 
