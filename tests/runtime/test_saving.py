@@ -346,6 +346,28 @@ def test_a_momentum_that_is_added_begins_at_zero(tmp_path: Path) -> None:
         trainer.step(torch.ones(4, 4), torch.zeros(4, 4))
 
 
+def test_a_longer_run_is_not_lost_to_one_that_has_not_resumed_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, x = tmp_path / "run", torch.ones(4, 4)
+    for steps in (3, 1):
+        with one_device() as trainer:
+            for _ in range(steps):
+                trainer.step(x, x)
+            trainer.save(folder)
+            trainer.step(x, x)
+            trainer.save(folder)
+
+    assert caplog.text.count("has step-4 of a longer run, which stays") == 1
+    assert sorted(one.name for one in folder.glob("step-*")) == ["step-2", "step-4"]
+    for place, steps in ((folder, 2), (folder / "step-4", 4)):
+        with one_device() as trainer:
+            assert trainer.resume(place) == steps
+            trainer.step(x, x)
+            trainer.save(folder)
+    assert caplog.text.count("of a longer run") == 1
+
+
 def test_a_run_does_not_begin_anew_beside_a_checkpoint_that_nothing_points_to(
     tmp_path: Path,
 ) -> None:

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Checkpoints:
     locks: dict[Path, FolderLock] = field(default_factory=dict)  # of this run, on the first process
     thread: threading.Thread | None = None  # that writes a checkpoint
     errors: list[BaseException] = field(default_factory=list)  # of that thread
+    own: set[Path] = field(default_factory=set)  # folders that this run has saved or resumed
 
     def __post_init__(self) -> None:
         weakref.finalize(self, release, self.locks)
@@ -67,6 +68,8 @@ class Checkpoints:
         values |= state.loss_scale.saved if state.loss_scale else {}
         given = snapshot(everyone, run, state, turns, values, rest, copy=not wait)
         part = opened(everyone, place, run.steps, self.locks)
+        keep = replace(keep, own=place in self.own)
+        self.own.add(place)
         writing = partial(write, everyone, part, self.locks.get(part.parent), given, keep)
         if wait or rest:
             writing()
@@ -95,7 +98,9 @@ class Checkpoints:
     ) -> int:
         self.finish()
         refuse_other_loader(loader)
-        steps = resume(self.peers, resolved(path_of(folder)), state, run, missing_ok, loader)
+        place = resolved(path_of(folder))
+        steps = resume(self.peers, place, state, run, missing_ok, loader)
+        self.own.update((place, place.parent))  # the run, or one of its checkpoints
         state.kept.look(state.optimizers().values())
         self.peers.each(partial(refuse_other_values, state))
         return steps

@@ -49,6 +49,7 @@ class Keep:
 
     newest: int = 1
     every: int | None = None
+    own: bool = True  # whether this run has saved or resumed what is there
 
     def __post_init__(self) -> None:
         for name, given in (("keep", self.newest), ("keep_every", self.every or 1)):
@@ -159,6 +160,8 @@ def finish(part: Path, lock: FolderLock, steps: int, digest: str, keep: Keep) ->
     sync_folder(part)
     with lock.writing:
         before = kept_in(folder)
+        others = [] if keep.own else [one for one in before if one.steps > steps]
+        before = [one for one in before if one not in others]
         stay = keep.stay([*before, Kept(part.name, steps, digest)])
         rows = [[one.folder, one.steps, one.digest] for one in stay]
         body = {"version": VERSION, "steps": steps, "checkpoints": rows}
@@ -168,6 +171,17 @@ def finish(part: Path, lock: FolderLock, steps: int, digest: str, keep: Keep) ->
         for name in gone:
             remove(folder / name)
         lock.note()
+    if others:
+        warn_of_others(folder, others[-1])
+
+
+def warn_of_others(folder: Path, last: Kept) -> None:
+    """A longer run is not replaced by one that has not resumed it."""
+    LOG.warning(
+        "%s has %s of a longer run, which stays, and is not current any more: "
+        "trainer.resume(%r) before the first step goes on with it", folder, last.folder,
+        str(folder / last.folder),
+    )  # fmt: skip
 
 
 def discard(part: Path) -> None:
