@@ -13,7 +13,8 @@ from torch.nn import functional
 from trained_as_plain import assert_trains_as_plain
 
 from piper import Place, Split, Strategy, rehearse, where
-from piper.errors import InputError
+from piper.errors import CaptureError, InputError
+from piper.strategies import gpipe
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ROWS = 8
@@ -135,3 +136,14 @@ def test_labels_count_in_models_that_do_something_else_for_one_row(weigh: bool) 
     y = y.masked_fill(torch.rand(ROWS, 5, generator=draw) < 0.3, -100)
 
     assert_trains_as_plain(lambda: OtherwiseForOne(weigh), EACH, [(x, y)] * 3, SGD)
+
+
+@pytest.mark.parametrize("part", [slice(1, None), slice(1, None, 3)])
+def test_a_mean_over_no_row_of_a_microbatch_is_refused(part: slice) -> None:
+    x, y = torch.randn(2, 8, 4).unbind()
+
+    with pytest.raises(CaptureError, match="over no element for the rows of a microbatch"):
+        rehearse(
+            torch.nn.Linear(4, 4), lambda o, y: torch.nn.functional.mse_loss(o[part], y[part]),
+            gpipe(1, 8), [(x, y)],
+        )  # fmt: skip

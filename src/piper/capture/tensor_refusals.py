@@ -57,3 +57,12 @@ def written_by_memory(where: str) -> CaptureError:
         "what as_strided returns is written to in place: gradients of that would be wrong",
         "write to slices of the tensor, or compute a new tensor",
     )
+
+
+def mean_of_nothing(where: str) -> CaptureError:
+    return refusal(
+        where,
+        "a mean in this region, or after it, is over no element for the rows of a microbatch",
+        "use microbatches of more rows; or choose rows by a mask that comes with the batch, and "
+        "divide by how many it has",
+    )

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import fx
 
-from piper.capture import refusals
+from piper.capture import refusals, tensor_refusals
 from piper.capture.cache.derivatives import Derivatives, derivatives
 from piper.capture.fx_nodes import line, value
 from piper.capture.graphs.fingerprint import fingerprint
@@ -78,6 +78,8 @@ def _explained(chunk: Chunk) -> Iterator[None]:
             raise refusals.no_kernel(chunk.source, str(error)) from error
         if HIDDEN_UPDATE in str(error):
             raise refusals.hidden_update(chunk.source) from error
+        if isinstance(error, ZeroDivisionError):
+            raise tensor_refusals.mean_of_nothing(chunk.source) from error
         error.add_note(f"raised in the region that begins at {chunk.source}")
         raise
 

@@ -46,6 +46,7 @@ class RecordedCall:
     )  # sources of tensors, and their sizes
     writes: bool = field(compare=False, default=False)  # to its first tensor
     written: Any = field(compare=False, default=None)  # the part that `x[...] = y` writes to
+    puts: bool = field(compare=False, default=True)  # whether its last argument is a tensor
 
     @property
     def name(self) -> str:
@@ -97,7 +98,18 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
         part = written(*args[:2]) if func is torch.Tensor.__setitem__ else None
         writes = part is not None or (bool(given) and any(one is given[0] for one in results))
         self.calls.append(
-            RecordedCall(func, others, numbers, sizes, *how, current_line(), inputs, writes, part)
+            RecordedCall(
+                func,
+                others,
+                numbers,
+                sizes,
+                *how,
+                current_line(),
+                inputs,
+                writes,
+                part,
+                bool(args) and isinstance(args[-1], Tensor),
+            )  # fmt: skip
         )
         for k, one in enumerate(results):
             if isinstance(one, Tensor):

@@ -143,7 +143,7 @@ class RowPlaces:
             return constant(both, inputs, known)
         if NUMBERED.isdisjoint(known):
             return in_order(both, inputs, known)
-        values = known[-1:] if name in PUTS else []
+        values = known[-1:] if both.all.puts and name in PUTS else []
         if name in GETS | PUTS and NUMBERED.isdisjoint([known[0], *values]) and inputs[0][1]:
             return reordered(both, known)
         if name in (*OFFSETS, *QUOTIENTS) and both.is_integer and Kind.ORDER in known:
