@@ -123,7 +123,15 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
             "  fix: match each region with exactly one `Place`, or give both the same devices",
         ),
     ],
-    ids=["no such index", "no such pass", "misspelt", "misspelt case", "too early", "twice"],
+    ids=[
+        "no such index",
+        "no such pass",
+        "misspelt",
+        "no experts",
+        "misspelt case",
+        "too early",
+        "twice",
+    ],
 )
 def test_a_place_that_cannot_be_done_is_refused(program: list, message: str) -> None:
     with pytest.raises(DirectiveError) as refused:
