@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from piper.names import TOTALS_STREAM, Device, amount
-from piper.plan.instructions import Instruction, Run, Update
+from piper.plan.instructions import Instruction, Run, Total, Update
 from piper.sim.clock import Simulated
 from piper.sim.prediction import Prediction
 from piper.sim.report import Report
@@ -126,6 +126,8 @@ def task(one: Instruction) -> str:
             return f"run {one.region}:{one.phase}"
         case Update():
             return f"update {one.bucket}"
+        case Total():
+            return "all-reduce of loss and norm"
         case _:
             return f"{one.kind} on {one.stream}"
 
