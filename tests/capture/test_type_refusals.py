@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,3 +94,41 @@ def test_a_batch_norm_of_two_types_is_refused(training: bool) -> None:
 def test_without_a_precision_the_error_is_another() -> None:
     with pytest.raises(CaptureError, match="give batches in the type of the model"):
         trainer(Converted(nn.Linear(8, 8, dtype=torch.bfloat16)))
+
+
+H = torch.bfloat16
+OF_ONE_TYPE: dict[str, Callable[[Tensor], Tensor]] = {
+    "mv": lambda x: torch.mv(x, torch.ones(8)),
+    "addbmm": lambda x: torch.addbmm(torch.ones(8, 8), x[None].mT, x[None]),
+    "index_add": lambda x: torch.zeros(4, 8).index_add(0, torch.arange(len(x)), x),
+    "index_copy": lambda x: torch.zeros(4, 8).index_copy(0, torch.arange(len(x)), x),
+    "index_put": lambda x: torch.zeros(4, 8).index_put((torch.arange(len(x)),), x),
+    "linalg_cross": lambda x: torch.linalg.cross(x[:, :3], torch.ones(4, 3)),
+    "grid_sampler": lambda x: nn.functional.grid_sample(
+        x[None, None], torch.zeros(1, 2, 2, 2), align_corners=False
+    ),
+    "cross_entropy_loss": lambda x: nn.functional.cross_entropy(
+        x, torch.arange(len(x)), weight=torch.ones(8)
+    ),
+}
+
+
+class Used(nn.Module):
+    def __init__(self, use: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.use = nn.Linear(8, 8, dtype=H), use
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.use(self.layer(x)).float().sum()
+
+
+@pytest.mark.parametrize("name", OF_ONE_TYPE)
+def test_operators_of_one_type_are_refused_before_the_first_step(name: str) -> None:
+    x = torch.ones(4, 8, dtype=H)
+
+    with pytest.raises(RuntimeError):
+        Used(OF_ONE_TYPE[name])(x, x)
+    with pytest.raises(CaptureError, match="tensors of one type") as error:
+        piper.Trainer(Used(OF_ONE_TYPE[name]), None, None, example=(x, x), device="cpu")
+
+    assert "test_type_refusals.py" in error.value.where

@@ -16,7 +16,13 @@ from piper.capture.fx_nodes import (
 )
 from piper.capture.kernels.linear_algebra import WITHOUT_CHECK
 from piper.capture.marks.runs import path_of
-from piper.capture.torch_private import ENTER_AUTOCAST, MODE_SWITCHES, constant_of, is_view
+from piper.capture.torch_private import (
+    ENTER_AUTOCAST,
+    MODE_SWITCHES,
+    OpOverload,
+    constant_of,
+    is_view,
+)
 from piper.capture.trace.forward import Traced
 from piper.capture.trace.type_refusals import mixed_types, norm_types
 
@@ -46,7 +52,14 @@ _LOOKUPS = frozenset({
 _PRODUCTS = frozenset({
     aten.linear.default, aten.matmul.default, aten.mm.default, aten.bmm.default,
     aten.addmm.default, aten.baddbmm.default, aten.conv1d.default, aten.conv2d.default,
-    aten.conv3d.default, aten.convolution.default,
+    aten.conv3d.default, aten.convolution.default, aten.mv.default, aten.addmv.default,
+    aten.addbmm.default,
+})  # fmt: skip
+_OF_ONE_TYPE = frozenset({  # of floating-point numbers
+    aten.index_add.default, aten.index_copy.default, aten.index_put.default,
+    aten.linalg_cross.default, aten.grid_sampler.default, aten.grid_sampler_2d.default,
+    aten.grid_sampler_3d.default, aten.cdist.default, aten._cdist_forward.default,
+    aten.cross_entropy_loss.default, aten.nll_loss.default, aten.nll_loss_nd.default,
 })  # fmt: skip
 
 
@@ -99,6 +112,17 @@ def _refuse_mixed_types(graph: fx.Graph) -> None:
             found = dict.fromkeys(one.dtype for one in values if isinstance(one, Tensor))
             if len(found) > 1:
                 raise mixed_types(line(node), list(found))
+        if node.target in _OF_ONE_TYPE:
+            values = [value(one) for one in node.all_input_nodes]
+            floats = [v.dtype for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+            if len(set(floats)) > 1:
+                raise mixed_types(line(node), list(dict.fromkeys(floats)), called(node))
+
+
+def called(node: fx.Node) -> str:
+    """An operator, as users call it."""
+    assert isinstance(node.target, OpOverload)
+    return str(node.target.overloadpacket.__name__)
 
 
 def _refuse_mixed_norm(node: fx.Node) -> None:

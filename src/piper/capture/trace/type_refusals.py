@@ -21,10 +21,12 @@ class MixedTypes(CaptureError):
     """A product of tensors of different types."""
 
 
-def mixed_types(where: str, found: list[torch.dtype]) -> MixedTypes:
+def mixed_types(where: str, found: list[torch.dtype], operator: str = "") -> MixedTypes:
+    what = f"{operator} of" if operator else "a product of"
+    does = "takes" if operator else "multiplies"
     return MixedTypes.of(
         where,
-        f"a product of {' and '.join(map(name_of, found))}: torch multiplies tensors of one type",
+        f"{what} {' and '.join(map(name_of, found))}: torch {does} tensors of one type",
         "give batches in the type of the model, as in x.to(torch.float32), or convert the model",
     )
 
