@@ -119,3 +119,83 @@ def test_what_each_row_does_alone_is_not(
     name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not warned(ROWWISE[name], caplog, monkeypatch)
+
+
+Grad = Callable[[Tensor, Tensor], Tensor]
+CHANGED: dict[str, Grad] = {
+    "of length one": lambda g, w: g / g.norm(),
+    "clipped": lambda g, w: g.clamp(-1e-3, 1e-3),
+    "signs": lambda g, w: g.sign(),
+    "a penalty": lambda g, w: g + 1e-3 * w,
+    "with a number": lambda g, w: g + 1e-3,
+    "squared": lambda g, w: g * g,
+    "centred by its size": lambda g, w: g - 0.1 * g.abs().mean(),
+}
+LINEAR: dict[str, Grad] = {
+    "scaled": lambda g, w: 0.5 * g / 3,
+    "masked": lambda g, w: g * (w.abs() < 1),
+    "centred": lambda g, w: g - g.mean(0),
+    "projected": lambda g, w: (w @ w.t()) @ g.t().t(),
+    "chosen": lambda g, w: torch.where(w > 0, g, torch.zeros_like(g)),
+    "in another type": lambda g, w: g.to(torch.float64).float(),
+}
+
+
+class OfWeight(torch.autograd.Function):
+    """Its backward is given the gradient of a weight: a sum over rows."""
+
+    @staticmethod
+    def forward(context: Any, w: Tensor, change: Grad) -> Tensor:
+        context.save_for_backward(w)
+        context.change = change
+        return w * 1
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (w,) = context.saved_tensors
+        return context.change(gradient, w), None
+
+
+class Multiplied(torch.autograd.Function):
+    """Its backward computes the gradient of a weight."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, w: Tensor, change: Grad) -> Tensor:
+        context.save_for_backward(x, w)
+        context.change = change
+        return x @ w
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, w = context.saved_tensors
+        return gradient @ w.t(), context.change(x.t() @ gradient, w), None
+
+
+class Weighted(nn.Module):
+    def __init__(self, change: Grad, given: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.change, self.given = nn.Linear(WIDTH, WIDTH), change, given
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x).tanh()
+        if self.given:
+            return h @ OfWeight.apply(self.weight, self.change)
+        return Multiplied.apply(h, self.weight, self.change)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("name", [*CHANGED, *LINEAR])
+def test_gradients_of_weights_must_stay_sums_over_rows(
+    name: str, given: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_size, "WHOLE", 0.0)
+    monkeypatch.setattr(trial_size, "MOST", 0.0)
+    x, y = torch.randn(2, 10, WIDTH).unbind()
+    change = CHANGED.get(name) or LINEAR[name]
+    with caplog.at_level(logging.WARNING, "piper"):
+        rehearse(Weighted(change, given), F.mse_loss, HALVES, [(x, y)])
+
+    assert ("test_own_backwards.py" in caplog.text) == (name in CHANGED)
+    assert bool(caplog.text) == (name in CHANGED)

@@ -1,6 +1,6 @@
 """What a trace would lose: checkpoints, autograd.Functions, the counters of batch norms."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from typing import Any
@@ -18,8 +18,13 @@ RECOMPUTE = "piper_recompute"  # the key of a checkpoint's number in a node's me
 
 
 @contextmanager
-def entered(around_backward: Callable[[], AbstractContextManager[None]]) -> Iterator[set[type]]:
-    """Inside `intercepted`, the user's autograd.Functions run as they are. Gives those that ran."""
+def entered(
+    around_backward: Callable[[Sequence[Any]], AbstractContextManager[None]],
+) -> Iterator[set[type]]:
+    """Inside `intercepted`, the user's autograd.Functions run as they are. Gives those that ran.
+
+    `around_backward` gets the gradients that a backward is given.
+    """
     ran, whole = set[type](), apply_now()
 
     def apply(cls: Any, *args: Any) -> Any:
@@ -27,7 +32,7 @@ def entered(around_backward: Callable[[], AbstractContextManager[None]]) -> Iter
             return whole(cls, *args)
 
         def backward(*given: Any) -> Any:
-            with around_backward():
+            with around_backward(given[1:]):
                 return cls.backward(*given)
 
         ran.add(cls)

@@ -25,6 +25,12 @@ ARITHMETIC = frozenset({
     "clamp_min", "clamp_max", "clip", "addcmul", "addcdiv", "lerp", "masked_fill", "fill",
     "full_like", "where", "softplus", "leaky_relu", "dropout",
 })  # fmt: skip
+
+
+def gradient() -> None:
+    """Stands for what a backward is given, among the calls."""
+
+
 SMALL = 64  # elements of a constant that are compared
 PLAIN = (str, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 Number = int | float
@@ -46,6 +52,7 @@ class RecordedCall:
     )  # sources of tensors, and their sizes
     writes: bool = field(compare=False, default=False)  # to its first tensor
     written: Any = field(compare=False, default=None)  # the part that `x[...] = y` writes to
+    backward: bool = field(compare=False, default=False)  # of the user
     puts: bool = field(compare=False, default=True)  # whether its last argument is a tensor
 
     @property
@@ -65,10 +72,11 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
         self.alive = list[Tensor]()  # ids are used again for others
 
     @contextmanager
-    def of_backward(self) -> Iterator[None]:
-        """What the user's own backward calls."""
+    def of_backward(self, gradients: Sequence[Any]) -> Iterator[None]:
+        """What the user's own backward calls, after the gradients that it is given."""
         before = self.silent, self.backward
         self.silent, self.backward = False, True
+        self.keep(gradient, [], [one for one in gradients if isinstance(one, Tensor)], ())
         yield
         self.silent, self.backward = before
 
@@ -108,6 +116,7 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
                 inputs,
                 writes,
                 part,
+                self.backward,
                 bool(args) and isinstance(args[-1], Tensor),
             )  # fmt: skip
         )

@@ -21,9 +21,10 @@ from piper.capture.trace.row_calls.both_calls import (
     is_integer,
     sizes_of_rows,
 )
-from piper.capture.trace.row_calls.recorded_calls import RecordedCall, RowCounts
+from piper.capture.trace.row_calls.recorded_calls import RecordedCall, RowCounts, gradient
 from piper.capture.trace.row_calls.row_order import RowOrder
 from piper.capture.trace.row_calls.row_writes import RowWrites
+from piper.capture.trace.row_calls.summed_gradients import is_changed
 
 PARTS = frozenset({
     "getitem", "narrow", "select", "index_select", "split", "split_with_sizes", "chunk", "unbind",
@@ -75,10 +76,12 @@ class Kind(Enum):
     ALIKE = auto()  # parameters, for each row the same
     FREE = auto()  # integers of the batch alone, such as masks
     DATA = auto()
+    SUMMED = auto()  # gradients that are sums over rows
     OF_ALL = auto()  # all rows, in floating-point numbers
 
 
-LIKE_DATA = (Kind.SORTED, Kind.ALIKE)
+LIKE_DATA = (Kind.SORTED, Kind.ALIKE, Kind.SUMMED)
+SUMS = (Kind.SUMMED, Kind.OF_ALL)
 COUNTED = (Kind.NUMBERS, Kind.MOVED)
 NUMBERED = {*COUNTED, Kind.PLACES, Kind.ORDER}
 
@@ -133,6 +136,10 @@ class RowPlaces:
         """Of the results."""
         name, inputs = both.all.name, list(both.inputs)
         known = [self.kinds.get(source, Kind.DATA) for source, _ in inputs]
+        if name == gradient.__name__:
+            return Kind.DATA if any(both.results) else Kind.SUMMED
+        if is_changed(both, known, SUMS):
+            return Meeting(both.all.line, numbered=False)
         if name in GIVEN:
             return Kind.FREE if both.is_integer else Kind.DATA
         if name in WITHOUT_VALUES:
@@ -172,6 +179,8 @@ def in_order(both: Both, inputs: Inputs, known: list[Kind]) -> Kind | Meeting:
         return Meeting(both.all.line, numbered=False)
     plain: list[Kind] = [Kind.DATA if one in LIKE_DATA else one for one in known]
     found = (part if both.all.name in PARTS else together)(both, inputs, plain)
+    if found is Kind.DATA and Kind.SUMMED in known and not any(both.results):
+        return Kind.SUMMED
     if found is not Kind.DATA or not any(both.results):
         return found
     if with_rows and with_rows <= {Kind.CONSTANT, Kind.ALIKE}:
