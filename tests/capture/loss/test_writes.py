@@ -59,9 +59,16 @@ def named_rows(y: Tensor) -> None:
     y[(y[:, 0] > 2).nonzero().squeeze(1)] = -100
 
 
+def through_another(y: Tensor) -> None:
+    other = torch.empty_like(y)
+    other.copy_(y)
+    other[other == 3] = -100
+    y.copy_(other)
+
+
 WRITES: tuple[Write, ...] = (
     masked, rows_by_label, last_column, columns, listed_columns, shifted, one_of_each,
-    named_by_where, named_by_nonzero, named_rows,
+    named_by_where, named_by_nonzero, named_rows, through_another,
 )  # fmt: skip
 LABELS = {one.__name__: one for one in WRITES}
 

@@ -131,7 +131,7 @@ def padded_together(call: Call) -> Known:
 
 @rule(
     "zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like",
-    "full_like", "scalar_tensor", "fill",
+    "full_like", "scalar_tensor", "fill", "empty", "empty_like", "new_empty",
 )  # fmt: skip
 def filled(call: Call) -> Known:
     """The same number everywhere: it may stand beside rows."""
