@@ -12,7 +12,11 @@ from dataclasses import dataclass
 
 from piper.capture import Captured, Precision
 from piper.capture.torch_private import VALUE_WANTED, fake_errors_unlogged
-from piper.capture.trace.row_calls.recorded_calls import RecordedCall, RowCounts
+from piper.capture.trace.row_calls.recorded_calls import (
+    RecordedCall,
+    RowCounts,
+    without_expansions,
+)
 from piper.capture.trace.row_calls.row_places import RowPlaces
 from piper.capture.trace.row_calls.unvalued_run import calls_of
 from piper.capture.trace.trials.trial_run import TrialRuns
@@ -57,6 +61,9 @@ class WholeBatch:
         try:
             found = self._calls(captured, rows.all)
             differs = rows.first_difference(own, found)
+            if differs is not None:
+                own, found = without_expansions(own), without_expansions(found)
+                differs = rows.first_difference(own, found)
         except (CaptureError, *VALUE_WANTED) as error:
             yield other_code(rows, first_line(error))
         except Exception as error:  # plain training on the whole batch fails, too

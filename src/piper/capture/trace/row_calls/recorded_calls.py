@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
@@ -182,6 +182,23 @@ def described(one: Any) -> Any:
     if not isinstance(one, Tensor):
         return None
     return str(one.dtype), tuple(n if isinstance(n, int) else None for n in one.shape)
+
+
+EXPANSIONS = ("expand", "expand_as", "broadcast_to")
+
+
+def without_expansions(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
+    """Many models expand a tensor only if there are several rows."""
+    found, places = list[RecordedCall](), dict[Any, Any]()
+    for number, one in enumerate(calls):
+        inputs = tuple((places.get(source, source), sizes) for source, sizes in one.inputs)
+        if one.name in EXPANSIONS and inputs:
+            places[number, 0] = inputs[0][0]
+            continue
+        places.update({(number, k): (len(found), k) for k in range(len(one.sizes))})
+        given = tuple(places.get(it, it) if isinstance(it, tuple) else it for it in one.given)
+        found.append(replace(one, given=given, inputs=inputs))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
