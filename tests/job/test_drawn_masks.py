@@ -125,11 +125,16 @@ class LanguageModel(nn.Module):
         return F.cross_entropy(self.last(self.table(tokens)).flatten(0, 1), labels.flatten())
 
 
+CUT_OFF = (
+    r"it is no mean or sum over rows: .* is compared, cut off"  # `clamp(min=1)` is found first
+)
+
+
 @pytest.mark.parametrize("name", every(2, CHOSEN))
 def test_how_many_a_drawn_mask_chooses_is_not_known_before(name: str) -> None:
     loss = [*LOSSES.values()][len(name) % 5]
 
-    with pytest.raises(InputError, match="a mean over a mask that the model draws"):
+    with pytest.raises(InputError, match=f"a mean over a mask that the model draws|{CUT_OFF}"):
         trained(Masked(name, loss), 2)
 
 
