@@ -139,6 +139,25 @@ def every_other(y: Tensor) -> None:
     y[::2] = -100
 
 
-@pytest.mark.parametrize("write", [one_row, some_rows, listed_rows, numbered_rows, every_other])
+def scattered_row(y: Tensor) -> None:
+    y.copy_(y.select_scatter(torch.full(y.shape[1:], -100), 0, 2))
+
+
+def scattered_rows(y: Tensor) -> None:
+    y.copy_(y.slice_scatter(torch.full((3, y.shape[1]), -100), 0, 0, 3))
+
+
+CHOSEN = (
+    one_row,
+    some_rows,
+    listed_rows,
+    numbered_rows,
+    every_other,
+    scattered_row,
+    scattered_rows,
+)
+
+
+@pytest.mark.parametrize("write", CHOSEN)
 def test_writes_to_chosen_rows_are_no_mean(write: Write) -> None:
     assert form_of(partial(of_labels, write)) == LossForm()
