@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trained_as_plain import assert_trains_as_plain
 
-from piper import Place, Split, rehearse, where
+from piper import Place, Split, Strategy, rehearse, where
 from piper.errors import InputError
 from piper.job.loss import trial_size
+from piper.strategies import gpipe
 
 HALVES = [Place(where(), [0]), Split("MB", 2)]
 COUNTS: dict[str, Callable[[Tensor], Tensor | int]] = {
@@ -65,6 +68,17 @@ def test_a_count_beside_a_number_of_rows_is_right_or_refused(
     found = rehearse(Net(COUNTS[name]), None, HALVES, [(x, y)]).losses
 
     assert found == pytest.approx([wanted], rel=1e-12)
+
+
+@pytest.mark.parametrize("strategy", [gpipe(1, 3), gpipe(1, 2, dp=2, zero=2)], ids=["mb", "dp"])
+@pytest.mark.parametrize("name", [one for one in COUNTS if one not in REFUSED])
+def test_it_trains_as_in_plain_pytorch(name: str, strategy: Strategy) -> None:
+    """Microbatches of three and two rows, and replicas with other numbers of ignored labels."""
+    batches = [batch(ignored=True), batch(ignored=False), batch(ignored=True)]
+
+    assert_trains_as_plain(
+        partial(Net, COUNTS[name]), strategy, batches, partial(torch.optim.SGD, lr=0.1)
+    )
 
 
 def test_a_count_that_is_not_followed_is_tried_with_ignored_labels() -> None:
