@@ -355,3 +355,28 @@ class Mixing(nn.Module):
 class Places(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         return torch.cat([h[:8], h[8:] * 0.5])
+
+
+class Expanding(nn.Module):
+    """Its scale gets a dimension more if there are several rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.scale if len(x) == 1 else self.scale.expand(len(x), -1)
+        empty = torch.zeros(0, WIDTH).unbind()
+        return self.layer(x) * scale + len(empty)
+
+
+def test_what_is_expanded_for_several_rows_only_needs_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, (x, y) = Expanding(), torch.randn(2, 4, WIDTH).unbind()
+    wanted = F.mse_loss(model(x), y).item()
+    with caplog.at_level(logging.WARNING, "piper"):
+        found = rehearse(model, F.mse_loss, [Place(where(), [0]), Split("MB", 4)], [(x, y)])
+
+    assert found.losses == pytest.approx([wanted], rel=1e-6)
+    assert not caplog.messages

@@ -17,7 +17,7 @@ from piper.capture.trace.row_calls.recorded_calls import (
     RowCounts,
     without_expansions,
 )
-from piper.capture.trace.row_calls.row_places import RowPlaces
+from piper.capture.trace.row_calls.row_places import Meeting, RowPlaces
 from piper.capture.trace.row_calls.unvalued_run import calls_of
 from piper.capture.trace.trials.trial_run import TrialRuns
 from piper.errors import CaptureError, first_line
@@ -72,7 +72,7 @@ class WholeBatch:
         else:
             if differs is not None:
                 yield other_code(rows, differs.line)
-            elif (meeting := RowPlaces().first(own, found, rows)) is not None:
+            elif (meeting := first_meeting(own, found, rows)) is not None:
                 say = numbered_rows if meeting.numbered else own_rows
                 yield say(meeting.line)
 
@@ -81,6 +81,17 @@ class WholeBatch:
         with fake_errors_unlogged(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the trace gave them
             return calls_of(self.runs.model, self.runs.loss_fn, *given)
+
+
+def first_meeting(
+    own: Sequence[RecordedCall], every: Sequence[RecordedCall], rows: RowCounts
+) -> Meeting | None:
+    """The search only warns: calls of a kind that it has never seen must not stop a run."""
+    try:
+        return RowPlaces().first(own, every, rows)
+    except (LookupError, TypeError, ValueError) as error:
+        LOG.info("rows that meet are not searched for: %s", first_line(error))
+        return None
 
 
 def other_code(rows: RowCounts, where: str) -> str:

@@ -199,8 +199,10 @@ def constant(both: Both, inputs: Inputs, known: list[Kind]) -> Kind:
 
 def begins(both: Both) -> bool:
     """Whether constants of some rows come behind others: `pad(ones(len(h) - 1), (1, 0))`."""
+    if not both.all.inputs or not both.all.sizes:
+        return False
     sizes = sizes_of_rows(both.own.sizes[0], both.all.sizes[0])
-    if not both.all.inputs or not all_multiples(sizes, both.rows.own, both.rows.all):
+    if not all_multiples(sizes, both.rows.own, both.rows.all):
         return False
     pairs = zip(both.own.inputs, both.all.inputs, strict=True)
     given = [sizes_of_rows(own[1], every[1]) for own, every in pairs]
