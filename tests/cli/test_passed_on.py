@@ -128,6 +128,13 @@ def test_help_says_how_to_get_the_help_of_the_script(
     assert passed_on("show", str(script), "--", "--help") == "got --help"
 
 
+def test_the_line_of_usage_has_the_arguments_of_the_script() -> None:
+    for name in COMMANDS:
+        line = next(line for line in call(name, "--help").output.splitlines() if "Usage" in line)
+        assert "{" not in line
+        assert line.rstrip().endswith("T [ARGUMENTS OF THE SCRIPT]...")  # of SCRIPT or TARGET
+
+
 @pytest.mark.parametrize("name", ["check", "show"])
 def test_a_strategy_in_a_file_takes_no_arguments(name: str, tmp_path: Path) -> None:
     file = tmp_path / "strategy.json"

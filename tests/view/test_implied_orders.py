@@ -24,8 +24,12 @@ def passes(*named: tuple[int, int, str]) -> Order:
 
 FORWARD_FIRST = passes((0, 0, "F"), (0, 0, "B"))
 DOWN = passes((0, 0, "F"), (1, 0, "F"))
-FLOW = "dataflow already implies this order: directive 4 of 4"
-APART = "no device has passes of two slots of this order: directive 4 of 4"
+FORCED = "the flow of data alone gives what is asked for"
+FLOW = f"directive 4 of 4: the order changes nothing, as {FORCED}"
+APART = (
+    "directive 4 of 4: the order changes nothing, as no device has two of the passes that are "
+    "ordered"
+)
 
 
 @pytest.mark.parametrize(
@@ -55,4 +59,5 @@ def test_one_that_changes_something_is_not() -> None:
 def test_several_are_one_line() -> None:
     both = FORWARD_FIRST, passes((1, 0, "F"), (1, 0, "B"))
 
-    assert said((0, 1), 1, *both) == "dataflow already implies these orders: directives 4, 5 of 5"
+    words = f"directives 4, 5 of 5: the orders change nothing, as {FORCED}"
+    assert said((0, 1), 1, *both) == words

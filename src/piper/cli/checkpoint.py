@@ -9,7 +9,9 @@ import typer
 
 from piper.cli.help import Command, Group
 
-Folder = Annotated[Path, typer.Argument(help="what trainer.save wrote, or one of its step-N")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="what trainer.save wrote, or one of its step-N")
+]
 
 
 def add_to(app: typer.Typer) -> None:

@@ -18,6 +18,10 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return without_types(super().get_params(ctx))
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Arguments as every version of typer once wrote them, without braces."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
 
 class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:

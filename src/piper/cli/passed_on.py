@@ -70,6 +70,9 @@ class PassesOn(Command):
         refuse_misspelled(passed, known, script)
         return rest
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[ARGUMENTS OF THE SCRIPT]..."]
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)
         for script in [word for word in ctx.meta.get(__name__, ()) if word.endswith(".py")][:1]:

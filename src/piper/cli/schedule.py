@@ -49,7 +49,8 @@ def built_in(name: str) -> str:
 
 def schedule(
     name: Annotated[
-        str, typer.Argument(help=", ".join(BUILDERS), callback=built_in, is_eager=True)
+        str,
+        typer.Argument(metavar="NAME", help=", ".join(BUILDERS), callback=built_in, is_eager=True),
     ],
     pp: Annotated[int, typer.Option(help="pipeline ranks", min=1)],
     microbatches: Annotated[int, typer.Option(help="microbatches per step", min=1)],

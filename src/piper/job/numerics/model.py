@@ -75,7 +75,7 @@ def without_dropout(job: Job, example: Batch) -> list[str]:
         return ["dropout is off (p = 0): Piper's masks are not those of eager PyTorch"]
     job.model.eval()
     if not is_random(job.capture(example)):
-        return ["the model is in eval mode: it has dropout, whose masks differ by design"]
+        return ["dropout is off (eval mode): Piper's masks are not those of eager PyTorch"]
     raise InputError.of(
         "model",
         "it draws random numbers even in eval mode (noise, times, masks, dropout), and Piper draws "

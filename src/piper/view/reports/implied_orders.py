@@ -9,7 +9,8 @@ from piper.ir.maker import Maker
 from piper.ir.nodes import Precedence
 from piper.names import NodeId
 
-FLOW = "dataflow"
+FORCED = "the flow of data alone gives what is asked for"
+APART = "no device has two of the passes that are ordered"
 MOST = 2_000  # passes that are named: above that, it is not worth the time
 
 
@@ -21,7 +22,7 @@ def implied_orders(dag: Dag, orders: Sequence[Maker], others: Sequence[Maker] = 
     """
     made = {one.maker for one in dag.precedences}
     unseen = [one for one in others if one not in made]
-    return "\n".join([*lines(dag, orders), *line(f"{FLOW} already implies", unseen)])
+    return "\n".join([*lines(dag, orders), *line(FORCED, unseen)])
 
 
 def lines(dag: Dag, orders: Sequence[Maker]) -> Iterator[str]:
@@ -33,10 +34,10 @@ def lines(dag: Dag, orders: Sequence[Maker]) -> Iterator[str]:
     if len(named) > MOST:
         return
     bits = {node: 1 << k for k, node in enumerate(named)}
-    yield from line("no device has passes of two slots of", (o for o in asked if not asked[o]))
+    yield from line(APART, (o for o in asked if not asked[o]))
     needs = ancestors(dag, bits)
     yield from line(
-        f"{FLOW} already implies",
+        FORCED,
         (
             o
             for o, found in asked.items()
@@ -49,10 +50,9 @@ def line(reason: str, orders: Iterable[Maker]) -> Iterator[str]:
     found = list(orders)
     if found:
         numbers = ", ".join(str(one.directive) for one in found)
-        one, word = (
-            ("this order", "directive") if len(found) == 1 else ("these orders", "directives")
-        )
-        yield f"{reason} {one}: {word} {numbers} of {found[0].of}"
+        orders = "order changes" if len(found) == 1 else "orders change"
+        which = "directive" if len(found) == 1 else "directives"
+        yield f"{which} {numbers} of {found[0].of}: the {orders} nothing, as {reason}"
 
 
 def is_implied(asked: Precedence, bits: dict[NodeId, int], needs: dict[NodeId, int]) -> bool:
