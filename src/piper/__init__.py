@@ -77,7 +77,15 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of these
                 return getattr(import_module(_HOMES[name]), name)
         if name in _MODULES:
             return import_module(f"piper.{name}")
-        raise AttributeError(f"module 'piper' has no attribute {name!r}")
+        raise AttributeError(f"module 'piper' has no attribute {name!r}{_elsewhere(name)}")
+
+
+def _elsewhere(name: str) -> str:
+    """Builders are found one level lower."""
+    if name[0] == "_":
+        return ""
+    known = import_module("piper.strategies").__all__
+    return f"; it is piper.strategies.{name}" if name in known else ""
 
 
 def __dir__() -> list[str]:

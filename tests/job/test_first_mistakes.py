@@ -136,3 +136,8 @@ def test_models_are_imported_when_they_are_needed() -> None:
     assert piper.models.qwen3_moe.Qwen3Moe and piper.models.llama.Llama
     with pytest.raises(AttributeError, match="has no attribute 'gpt'"):
         _ = piper.models.gpt  # type: ignore[attr-defined]
+
+
+def test_a_builder_is_named_with_its_module() -> None:
+    with pytest.raises(AttributeError, match="'gpipe'; it is piper.strategies.gpipe$"):
+        _ = piper.gpipe  # type: ignore[attr-defined]
