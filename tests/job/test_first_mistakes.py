@@ -119,6 +119,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: piper.draw(linear(), LOSS, None),  # type: ignore[call-arg]
         "draw: missing a required argument: 'example'",
     ),
+    "steps for rehearse": (
+        lambda: piper.rehearse(linear(), LOSS, None, [(X, X)], steps=3),  # type: ignore[call-arg]
+        "it has no option steps\n  fix: write a loop over trainer.step; for rehearse, give a batch",
+    ),
 }
 
 

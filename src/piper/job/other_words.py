@@ -20,7 +20,7 @@ OF_OPTIMIZER = {
 }
 NORMS = ("grad_clip", "clip_grad", "clip_grad_norm", "max_grad_norm", "gradient_clip_val")
 COUNTS = ("gradient_accumulation_steps", "accumulate_grad_batches")
-LOOPS = ("epochs", "num_train_epochs", "max_steps")
+LOOPS = ("steps", "num_steps", "epochs", "num_train_epochs", "max_steps")
 
 
 def elsewhere(name: str, given: Mapping[str, Any]) -> str | None:
@@ -48,7 +48,7 @@ def elsewhere(name: str, given: Mapping[str, Any]) -> str | None:
         case "mixed_precision":
             return f"write precision={own}" if own in ("'bf16'", "'fp16'") else PRECISION
         case _ if name in LOOPS:
-            return "write a loop over trainer.step"
+            return "write a loop over trainer.step; for rehearse, give a batch for each step"
     return None
 
 
