@@ -50,9 +50,9 @@ def line(reason: str, orders: Iterable[Maker]) -> Iterator[str]:
     found = list(orders)
     if found:
         numbers = ", ".join(str(one.directive) for one in found)
-        orders = "order changes" if len(found) == 1 else "orders change"
+        change = "order changes" if len(found) == 1 else "orders change"
         which = "directive" if len(found) == 1 else "directives"
-        yield f"{which} {numbers} of {found[0].of}: the {orders} nothing, as {reason}"
+        yield f"{which} {numbers} of {found[0].of}: the {change} nothing, as {reason}"
 
 
 def is_implied(asked: Precedence, bits: dict[NodeId, int], needs: dict[NodeId, int]) -> bool:
