@@ -9,6 +9,8 @@ import pytest
 from browser import CHROMIUM, Browser, Point
 from views import crowd, divided, experts, measured, opened, pipeline
 
+from piper.view.view_data import ViewData
+
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
@@ -93,6 +95,32 @@ def test_a_receive_is_not_called_a_send(browser: Browser, tmp_path: Path) -> Non
 
     starts = {(kind, label.split()[0]) for kind, label in labels}
     assert starts == {("send", "send"), ("recv", "receive")}
+
+
+@pytest.mark.parametrize(
+    ("found", "names"),
+    [(experts(), {"PP0:F@0", "PP0.EP0:F@0", "PP0#1:F@0"}), (pipeline(), {"F0"})],
+    ids=["several regions", "one region"],
+)
+def test_the_parts_of_a_pass_have_names_of_their_own_where_they_fit(
+    browser: Browser, tmp_path: Path, found: ViewData, names: set[str]
+) -> None:
+    opened(browser, tmp_path, found)
+
+    drawn = browser.js(
+        """(() => {
+          const texts = [], view = piper.S.views[0], one = view.devices[0];
+          CanvasRenderingContext2D.prototype.fillText = (text) => texts.push(text);
+          for (const [b, at] of [...one.at].entries()) {
+            const node = one.plan.node[at], nodes = view.run.nodes;
+            if (node >= 0 && nodes.phase[node] === "F" && nodes.microbatch[node] === "0")
+              drawBar(view, one, b, 200, 0, 300, 20, false);
+          }
+          return texts;
+        })()"""
+    )
+
+    assert names <= set(drawn)
 
 
 def test_a_message_has_one_name_in_its_bar_and_in_the_panel(

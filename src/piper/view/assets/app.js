@@ -27,6 +27,7 @@ function chooseViews() {
     if (by("stretched").checked) view = makeView(second.run, second.trace, S.views[0].seconds / view.seconds);
     S.views.push(view);
   }
+  for (const pick of [by("first"), by("second")]) pick.title = (pick.selectedOptions[0] || {}).text || ""; // long names are clipped
   document.body.classList.toggle("comparing", S.views.length > 1);
   by("title").textContent = S.views.length > 1 ? "Piper: two steps compared" : S.views[0].run.name;
   showPath(by("critical").checked);

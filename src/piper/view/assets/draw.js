@@ -169,7 +169,7 @@ function drawBar(view, one, b, x, y, w, h, pale) {
   ctx.fillStyle = fill;
   ctx.fillRect(left, y, wide > 3 ? wide - 1 : wide, h);
   if (h >= 10 && wide > 15 && !pale) {
-    const short = shortLabel(view, one, b), long = wide > 110 && !isPass(view, one, b) ? longLabel(view, one, b) : short; // passes look alike at every width
+    const short = shortLabel(view, one, b), long = wide > 110 && !isWholePass(view, one, b) ? longLabel(view, one, b) : short;
     ctx.fillStyle = S.inks.get(fill);
     for (const size of h >= 18 ? [11, 9] : [9, 8]) {
       ctx.font = `${size}px system-ui, sans-serif`;

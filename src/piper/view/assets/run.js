@@ -30,8 +30,16 @@ function decode(run) {
   run.orderBefore = new Map();
   run.orders.before.forEach((group, k) => group.forEach((n) => put(run.orderAfter, n, k)));
   run.orders.after.forEach((group, k) => group.forEach((n) => put(run.orderBefore, n, k)));
+  run.parts = partsOfPasses(run.nodes);
   run.tags = run.nodes.tags.map((text) => new Map(text.split(" ").filter(Boolean).map((p) => p.split("="))));
   return run;
+}
+
+/** The nodes of passes that have several: of those, each bar has a name of its own. */
+function partsOfPasses(nodes) {
+  const passes = new Map();
+  nodes.phase.forEach((phase, k) => { if (phase) put(passes, [nodes.stage[k], phase, nodes.microbatch[k]].join(), k); });
+  return new Set([...passes.values()].filter((parts) => parts.length > 1).flat());
 }
 
 /** A stream, with its SMs and priority if the strategy sets them. */
@@ -325,9 +333,10 @@ function shortLabel(view, one, b) {
   return `${one.several ? nodes.stage[node] : ""}${nodes.phase[node]}${nodes.microbatch[node]}`;
 }
 
-function isPass(view, one, b) {
+/** Whole passes look alike at every width. */
+function isWholePass(view, one, b) {
   const node = one.plan.node[one.at[b]];
-  return node >= 0 && !!view.run.nodes.phase[node];
+  return node >= 0 && !!view.run.nodes.phase[node] && !view.run.parts.has(node);
 }
 
 function longLabel(view, one, b) { return nameOf(view, one, one.at[b]); }
