@@ -52,7 +52,7 @@ def test_what_was_proven_is_said_in_numbers() -> None:
         "  no deadlock: 8 sends matched in order\n"
         "  nothing lost or duplicated: 16 passes, and 8 gradients counted once each in 2 updates\n"
         "  no leaks: 42 buffers freed once each\n"
-        "  every Order kept: 14 pairs of neighbouring slots\n"
+        "  the order of the schedule kept: 14 pairs of neighbouring slots\n"
     )
 
 

@@ -97,8 +97,13 @@ class OwnParallel(nn.DataParallel[nn.Linear]):
         ({"example": (X[:0], Y[:0])}, "batch: it has no rows", "leave out empty batches"),
         (
             {"strategy": [Place(where(PP=0), [0])]},
-            "no region has the tag PP: the model has no annotations",
-            'write `with piper.annotate("PP"):` around parts of its forward',
+            "no region has the tag PP",
+            'write Stage("PP", n) before this directive, or where() for the whole model',
+        ),
+        (
+            {"strategy": [Place(where(BLOCK=0), [0])]},
+            "no region has the tag BLOCK: the model has no annotations",
+            'write where() for the whole model; or `with piper.annotate("BLOCK"):` around',
         ),
     ],
 )

@@ -101,19 +101,21 @@ def nothing_in_common(dag: Dag, wanted: Both) -> Problem:
 
 
 def unknown_key(dag: Dag, key: str) -> Problem:
+    missing = f"no region has the tag {key}"
+    if key in ADVICE and not (key == MICROBATCHES and dag.dimensions):
+        return Problem(missing, ADVICE[key])
     if tuple(dag.tag_names) == (PASS,):
         fix = (
-            f'write `with piper.annotate("{key}"):` around parts of its forward; or '
+            "write where() for the whole model; or "
+            f'`with piper.annotate("{key}"):` around parts of its forward; or '
             "piper.tag_layers(model, x), which names its layers L=0, L=1 and so on"
         )
-        return Problem(f"no region has the tag {key}: the model has no annotations", fix)
-    if key in ADVICE and not (key == MICROBATCHES and dag.dimensions):
-        return Problem(f"no region has the tag {key}", ADVICE[key])
+        return Problem(f"{missing}: the model has no annotations", fix)
     near = get_close_matches(key, set(dag.tag_names) - {PASS}, n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]}?" if near else ""
     if not dag.dimensions:
         hint += " (the key of a `Split` or a `Stage` exists only after that directive)"
-    return Problem(f"no region has the tag {key}", f"use one of {', '.join(dag.tag_names)}{hint}")
+    return Problem(missing, f"use one of {', '.join(dag.tag_names)}{hint}")
 
 
 def no_match(dag: Dag, wanted: Filter) -> Problem:

@@ -30,9 +30,9 @@ class Stage(Directive):
 
     A layer is all regions with the same outermost tag. Regions without a tag join the layer before
     them, or the first one. `stages` is how many layers each stage has, or a number of stages: the
-    compiler then cuts so that the slowest stage takes as little time as possible. A model that has
-    the tag already keeps it where it has as many layers as stages; where it has more, these are
-    grouped.
+    compiler then cuts so that the slowest stage takes as little time as possible, or, where a
+    program has the orders of a pipeline, so that its simulated step does. A model that has the tag
+    already keeps it where it has as many layers as stages; where it has more, these are grouped.
 
     With `memory_gib`, no stage holds more GiB than that: activations of the microbatches that
     are `live` in it (one number for each stage), and `state` times its parameters, for gradients

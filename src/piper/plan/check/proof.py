@@ -57,10 +57,11 @@ class Proof:
     @property
     def kept(self) -> str:
         if not self.orders:
-            return "no Order to keep"
+            return "no order to keep"
         many = self.message_orders
         rest = f", {many:,} of them with messages or updates" if many else ""
-        return f"every Order kept: {amount(self.orders, 'pair')} of neighbouring slots{rest}"
+        slots = amount(self.orders, "pair")
+        return f"the order of the schedule kept: {slots} of neighbouring slots{rest}"
 
     @property
     def matches(self) -> str:
