@@ -126,6 +126,7 @@ PRIVATE_HERE = {
     "capture/torch_private.py", "capture/inductor_private.py", "capture/cache/torch_private.py",
     "capture/tracing_private.py", "capture/autograd_private.py", "runtime/torch_private.py",
     "models/transformers_private.py", "capture/trace/replaced/transformer_private.py",
+    "capture/trace/replaced/arguments_private.py",
 }  # fmt: skip
 OURS = {"self", "cls", "sys", "os"}  # their private attributes are not torch's
 OPERATORS = {"aten"}  # public, even if their name begins with _

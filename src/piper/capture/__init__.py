@@ -14,6 +14,9 @@ with importing():  # torch has 1,000 modules for this
     from piper.capture.python_state.watch import Watch
     from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
     from piper.capture.several_shapes import Visit, refuse_remembered
+    from piper.capture.trace.replaced.arguments_private import keep_weights
+
+    keep_weights()
 
 __all__ = [
     "Captured",
