@@ -65,8 +65,10 @@ def current_line() -> str:
 
 
 def _is_passed_through(frame: FrameType) -> bool:
-    """A mode runs between the model and torch."""
-    return frame.f_code.co_name in ("__torch_function__", "__torch_dispatch__")
+    """A mode runs between the model and torch, and so does what calls it."""
+    return frame.f_code.co_name in (
+        "__torch_function__", "__torch_dispatch__", "handle_torch_function",
+    )  # fmt: skip
 
 
 def line_of(trace: TracebackType | None) -> str:
