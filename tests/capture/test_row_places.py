@@ -249,6 +249,18 @@ def test_large_models_are_warned_of_though_trials_run_two_rows(
     assert "the place of a row in its batch matters at test_row_places.py" in caplog.text
 
 
+def added_by_class(h: Tensor) -> Tensor:
+    kinds = h.detach().argmax(1) % 3
+    return h + torch.zeros_like(h).index_add_(0, kinds, h)[kinds]
+
+
+def scattered_by_class(h: Tensor) -> Tensor:
+    kinds = h.detach().argmax(1) % 3
+    sums = torch.zeros_like(h)
+    sums.scatter_add_(0, kinds[:, None].expand_as(h), h)
+    return h + sums[kinds]
+
+
 MEETING: dict[str, Mix] = {
     "the largest": lambda h: h / h.abs().max(),
     "attention": lambda h: (h @ h.T).softmax(-1) @ h,
@@ -295,6 +307,16 @@ MEETING: dict[str, Mix] = {
     ],
     "product of three": lambda h: torch.linalg.multi_dot([h, h.T, h]),
     "covered": lambda h: h.masked_fill(h > h.mean(), 0.0),
+    "attention that has time first": lambda h: (
+        nn.MultiheadAttention(2, 1)(*3 * [h.view(-1, 4, 2)], need_weights=False)[0].flatten(1)
+    ),
+    "attention with heads": lambda h: (
+        nn.MultiheadAttention(2, 2)(*3 * [h.view(-1, 4, 2)], need_weights=False)[0].flatten(1)
+    ),
+    "added by class": added_by_class,
+    "scattered by class": scattered_by_class,
+    "the one before": lambda h: h + F.pad(h, (0, 0, 1, -1)),
+    "the one after": lambda h: h + F.pad(h, (0, 0, -1, 1)),
 }
 ALONE: dict[str, Mix] = {
     "features": lambda h: h.softmax(1) + h.cumsum(1) + h.sort(1).values + h.flip(1),

@@ -120,8 +120,10 @@ def is_real(tensor: Tensor) -> bool:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether its values can be read now: it is a plain tensor, also not one inside of a trace."""
+    """Whether its values can be read now: it is a plain tensor, also not one inside of a trace, or
+    of `vmap` and its like."""
     plain = type(tensor) in (Tensor, nn.Parameter) and not torch._is_functional_tensor(tensor)
+    plain = plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return plain and not tensor.is_meta and tensor.layout == torch.strided
 
 

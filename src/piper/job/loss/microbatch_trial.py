@@ -19,12 +19,10 @@ from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.batch.trial_batches import Variety, pairs_like
 from piper.job.loss.comparison import Comparison, Shares, Verdict, shares_of
-from piper.job.loss.loss_reduction import (
-    LossReduction,
-    unknown_lines,
-)
+from piper.job.loss.loss_gradients import have_other_gradients
+from piper.job.loss.loss_reduction import LossReduction, unknown_lines
 from piper.job.loss.lost_rows import is_beyond, refuse_lost_rows
-from piper.job.loss.trial_messages import not_finite_alone
+from piper.job.loss.trial_messages import gradients_of_loss_meet, not_finite_alone
 from piper.job.loss.trial_size import TrialSize, trial_size
 from piper.job.loss.whole_batch import WholeBatch
 
@@ -128,25 +126,39 @@ def tried(
     """
     size = trial_size(captured, one)
     if size is None:
-        return Verdict(untried="it would take seconds")
+        return of_loss_alone(runs, captured, one, reduction, "it would take seconds")
     if not size.is_whole:
         LOG.info("comparing the loss of microbatches with that of a whole batch, on %s", size)
     most = times if size.is_whole and size.takes(times) else 2
-    found = (
+    found = shown_by(
         once(runs, one, size, reduction, said, draw) for draw in draws_of(size, captured, most)
     )
-    done = Verdict(times=most if size.is_whole and not said else None)
-    return shown_by(found, done)
+    if found != Verdict() and not found.untried:
+        return found
+    if not size.is_whole:
+        return of_loss_alone(runs, captured, one, reduction, found.untried)
+    return found if found.untried or said else replace(found, times=most)
 
 
-def shown_by(trials: Iterable[Verdict], done: Verdict) -> Verdict:
+def of_loss_alone(
+    runs: TrialRuns, captured: Captured, one: Batch, reduction: LossReduction, untried: str
+) -> Verdict:
+    """What no trial has shown of a model that is too large for one with gradients. Where a loss is
+    proved, they are as its value is."""
+    guessed = reduction.form.kind is None
+    if guessed and have_other_gradients(runs.loss_fn, captured.output, one, reduction):
+        return Verdict((gradients_of_loss_meet(),))
+    return Verdict(untried=untried)
+
+
+def shown_by(trials: Iterable[Verdict]) -> Verdict:
     """The first that shows something. Some data may have no weight, and other data show it all."""
     untried = ""
     for one in trials:
         if one.warnings or (one != Verdict() and not one.untried):
             return one
         untried = one.untried or untried
-    return Verdict(untried=untried) if untried else done
+    return Verdict(untried=untried)
 
 
 def draws_of(size: TrialSize, captured: Captured, times: int) -> list[Draw]:

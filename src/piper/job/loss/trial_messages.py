@@ -16,6 +16,14 @@ def gradients_meet(where: str) -> str:
     )
 
 
+def gradients_of_loss_meet() -> str:
+    return (
+        "the gradients of the loss are no means or sums over rows, as in `a + b * (a / b).detach()`"
+        ": each microbatch uses its own rows, as in a loop that accumulates gradients; detach what "
+        "is of one row only, or use one microbatch and one replica to make them equal"
+    )
+
+
 def not_finite_alone() -> str:
     """Such as differences of neighbouring rows, of which one row has none."""
     return (

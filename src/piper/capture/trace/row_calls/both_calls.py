@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch.nn import functional
+
+from piper.capture.trace.row_calls.along_dims import worked_along
 from piper.capture.trace.row_calls.recorded_calls import RecordedCall, RowCounts
 
 NUMBERING = frozenset({
@@ -20,6 +23,10 @@ ROWS_FIRST = frozenset({  # along other dimensions, elements meet
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "avg_pool1d", "avg_pool2d", "avg_pool3d", "max_pool1d", "max_pool2d", "max_pool3d",
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool1d", "adaptive_max_pool2d",
+    "adaptive_avg_pool3d", "adaptive_max_pool3d", "lp_pool1d", "lp_pool2d", "lp_pool3d",
+    "fractional_max_pool2d", "fractional_max_pool3d", "max_unpool1d", "max_unpool2d",
+    "max_unpool3d", "upsample", "upsample_nearest", "upsample_bilinear", "pixel_unshuffle",
+    "channel_shuffle", "grid_sample", "fold",
     "interpolate", "group_norm", "instance_norm", "local_response_norm", "pixel_shuffle",
 })  # fmt: skip
 RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
@@ -29,6 +36,7 @@ MATRICES = frozenset({  # of the last two dimensions
     "linalg_lstsq", "linalg_matrix_norm", "inverse", "pinverse", "svd", "qr", "cholesky", "cov",
     "corrcoef", "linalg_multi_dot", "chain_matmul",
 })  # fmt: skip
+WORKING = frozenset({"rot90", "roll", "layer_norm", "rms_norm", "renorm", "flipud", "fliplr"})
 TURNS = frozenset({
     "flip", "roll", "remainder", "mod", "fmod", "floor_divide", "floordiv", "rsub", "neg",
     "randperm", "argsort", "sort", "topk",
@@ -92,11 +100,12 @@ class Both:
         if name in RECURRENT:
             first = next((one for one in reversed(self.all.given) if isinstance(one, bool)), False)
             return size < 3 or dims != [-3 if first else -2]
-        if name == "rot90":
-            turned = {n % size - size for n in self.all.numbers[1:3] or (0, 1)}
-            return not turned.isdisjoint(dims)
-        if name == "layer_norm":
-            return any(dim >= 1 - len(self.all.numbers) for dim in dims)
+        if name == "multi_head_attention_forward":  # of time, rows and features
+            return size < 3 or dims != [-2]
+        if name == "unfold" and self.all.function is functional.unfold:
+            return dims != [-size]
+        if name in WORKING:
+            return not worked_along(self.all, size).isdisjoint(dims)
         if name == "einsum":
             return self.is_contracted
         return name in MATRICES and any(dim >= -2 for dim in dims)
@@ -142,22 +151,28 @@ class Both:
 
     @property
     def is_along_rows(self) -> bool:
-        """Whether it works along rows: its first number is a dimension, and otherwise the last."""
-        (_, own), (_, every) = self.own.inputs[0], self.all.inputs[0]
-        if own is None or every is None or not own[1]:
-            return False
-        given = [n for n in self.all.numbers if isinstance(n, int)]
-        numbers = given[1:] if self.all.name == "topk" else given
-        dim = numbers[0] if numbers and -len(own[1]) <= numbers[0] < len(own[1]) else -1
-        return bool(own[1][dim] != every[1][dim])
+        """Whether it works along rows."""
+        dims, every = self.row_dims, self.all.inputs[0][1]
+        return bool(dims) and not worked_along(self.all, len(every[1])).isdisjoint(dims)
 
     @property
     def begins_later(self) -> bool:
-        """Whether it adds rows before the first one. Numbers of the last dimension come first."""
-        (_, own), (_, every) = self.own.inputs[0], self.all.inputs[0]
-        dims = [k for k, (a, b) in enumerate(zip(own[1], every[1], strict=True)) if a != b]
-        places = [2 * (len(own[1]) - 1 - dim) for dim in dims]
-        return any(self.all.numbers[k] != 0 for k in places if k < len(self.all.numbers))
+        """Whether it adds rows before the first one, or takes some away."""
+        return any(before for before, _ in self.padding)
+
+    @property
+    def shifts(self) -> bool:
+        """Whether it adds rows on one side, and takes as many away on the other."""
+        return any(before and before == -after for before, after in self.padding)
+
+    @property
+    def padding(self) -> Iterator[tuple[float, float]]:
+        """Of the dimensions of rows, on both sides. Numbers of the last dimension come first."""
+        numbers = self.all.numbers
+        for dim in self.row_dims:
+            at = 2 * (-1 - dim)
+            if at + 1 < len(numbers):
+                yield numbers[at], numbers[at + 1]
 
     @property
     def repeats(self) -> bool:

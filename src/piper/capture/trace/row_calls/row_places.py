@@ -22,6 +22,7 @@ from piper.capture.trace.row_calls.both_calls import (
     sizes_of_rows,
 )
 from piper.capture.trace.row_calls.recorded_calls import RecordedCall, RowCounts, gradient
+from piper.capture.trace.row_calls.row_choices import chooses_rows
 from piper.capture.trace.row_calls.row_order import RowOrder
 from piper.capture.trace.row_calls.row_writes import RowWrites
 from piper.capture.trace.row_calls.summed_gradients import is_changed
@@ -54,7 +55,8 @@ WITHOUT_VALUES = frozenset({
 })  # fmt: skip
 ALONG = frozenset({
     "softmax", "log_softmax", "softmin", "normalize", "cumprod", "cummax", "cummin", "logcumsumexp",
-    "flip", "fft_fft", "fft_ifft", "fft_rfft", "diff", *ORDERS,
+    "flip", "fft_fft", "fft_ifft", "fft_rfft", "fft_fftshift", "fft_ifftshift", "diff", "gradient",
+    "glu", "gumbel_softmax", *ORDERS,
 })  # fmt: skip
 MEETING = frozenset({  # of what comes from all rows, and rows
     "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "truediv", "pow",
@@ -136,7 +138,7 @@ class RowPlaces:
         """Of the results."""
         name, inputs = both.all.name, list(both.inputs)
         known = [self.kinds.get(source, Kind.DATA) for source, _ in inputs]
-        if name == gradient.__name__:
+        if both.all.function is gradient:
             return Kind.DATA if any(both.results) else Kind.SUMMED
         if is_changed(both, known, SUMS):
             return Meeting(both.all.line, numbered=False)
@@ -149,6 +151,8 @@ class RowPlaces:
         if all(one in (Kind.CONSTANT, *COUNTED) for one in known):
             return constant(both, inputs, known)
         if NUMBERED.isdisjoint(known):
+            if moves_rows(both, known):
+                return Meeting(both.all.line, numbered=False)
             return in_order(both, inputs, known)
         values = known[-1:] if both.all.puts and name in PUTS else []
         if name in GETS | PUTS and NUMBERED.isdisjoint([known[0], *values]) and inputs[0][1]:
@@ -161,6 +165,12 @@ class RowPlaces:
 
 
 Inputs = list[tuple[Any, list[int]]]
+
+
+def moves_rows(both: Both, known: list[Kind]) -> bool:
+    """Whether values decide which rows are read, or where they are written."""
+    moved = known[-1] if both.all.puts and both.all.name in PUTS else known[0]
+    return moved in (Kind.DATA, Kind.SORTED) and not both.all.in_loss and chooses_rows(both)
 
 
 def reordered(both: Both, known: list[Kind]) -> Kind | Meeting:
@@ -213,9 +223,13 @@ def begins(both: Both) -> bool:
 def part(both: Both, inputs: Inputs, known: list[Kind]) -> Kind | Meeting:
     """Of some rows, by constant places. What other tensors choose is theirs."""
     rows, (first, *others) = inputs[0][1], known
+    if both.mixes:  # `unfold` of images
+        return Meeting(both.all.line, numbered=False)
     if both.is_unknown:
         return joined(known)
     whole = all(sorted(sizes) == sorted(rows) for sizes in both.results)
+    if both.all.name in PADS and both.shifts:
+        return Meeting(both.all.line, numbered=False)
     if both.all.name in PADS and not whole:
         return Meeting(both.all.line, numbered=True) if both.begins_later else first
     if others and not (rows and set(others) == {Kind.CONSTANT} and not any(both.results)):
@@ -237,7 +251,7 @@ def together(both: Both, inputs: Inputs, known: list[Kind]) -> Kind | Meeting:
     if name in ALONG and both.is_along_rows:
         ranks = Kind.PLACES if name == "cumsum" else Kind.ORDER
         return ranks if both.is_integer else Meeting(line, numbered=False)
-    if both.mixes or (name == "roll" and len(both.all.numbers) < 2):
+    if both.mixes or (name == "isin" and rows[1:]):
         return Meeting(line, numbered=False)
     if any(both.results) and any(map(partial(meets, name), both.all.inputs, known)):
         return Meeting(line, numbered=False)
