@@ -307,12 +307,12 @@ MEETING: dict[str, Mix] = {
     ],
     "product of three": lambda h: torch.linalg.multi_dot([h, h.T, h]),
     "covered": lambda h: h.masked_fill(h > h.mean(), 0.0),
-    "attention that has time first": lambda h: (
-        nn.MultiheadAttention(2, 1)(*3 * [h.view(-1, 4, 2)], need_weights=False)[0].flatten(1)
-    ),
-    "attention with heads": lambda h: (
-        nn.MultiheadAttention(2, 2)(*3 * [h.view(-1, 4, 2)], need_weights=False)[0].flatten(1)
-    ),
+    "attention that has time first": lambda h: nn.MultiheadAttention(2, 1)(
+        *3 * [h.view(-1, 4, 2)], need_weights=False
+    )[0].flatten(1),
+    "attention with heads": lambda h: nn.MultiheadAttention(2, 2)(
+        *3 * [h.view(-1, 4, 2)], need_weights=False
+    )[0].flatten(1),
     "added by class": added_by_class,
     "scattered by class": scattered_by_class,
     "the one before": lambda h: h + F.pad(h, (0, 0, 1, -1)),

@@ -1,4 +1,4 @@
-"""A loss that is a mean over rows, with gradients that are none, in models too large to be tried."""
+"""A loss that is a mean over rows, with gradients that are none, in models too large to try."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from piper import Place, Replicate, Split, Trainer, rehearse, where
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
-from piper.job.loss import mean_loss_check
+from piper.job.loss import random_outputs
 from piper.job.loss.mean_loss_check import refuse_no_mean
 
 PARTS = [Place(where(), [0]), Split("MB", 2)]
@@ -287,7 +287,7 @@ def test_the_users_loss_is_left_as_it_is() -> None:
 def test_long_rows_and_large_vocabularies_are_tried_in_part(monkeypatch: Any) -> None:
     """Labels that do not count are at the ends of rows."""
     rows, length, vocabulary = 2, 512, 100
-    monkeypatch.setattr(mean_loss_check, "MOST", 2**13)
+    monkeypatch.setattr(random_outputs, "MOST", 2**13)
     labels = torch.randint(0, vocabulary, (4, length))
     ends = torch.arange(1, 5)[:, None] * length // 5
     seen: list[int] = []

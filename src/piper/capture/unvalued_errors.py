@@ -10,7 +10,7 @@ from piper.errors import CaptureError
 
 # What torch has in place of numbers, and what Dynamo says of them inside torch.cond.
 NUMBERS = ("SymInt", "SymFloat", "SymBool", "SymNode", "data-dependent expression")
-MEMORY = ("data pointer", "has no storage")
+MEMORY = ("data pointer", "has no storage", "torch.storage.UntypedStorage")
 OUTSIDE = "FunctionalTensor on its own"
 THREADS = ("threading", "concurrent", "multiprocessing")
 

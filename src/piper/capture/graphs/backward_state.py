@@ -43,7 +43,7 @@ def _settled(calls: list[fx.Node], make: Make) -> fx.GraphModule:
     with _restored(buffers) as kept, _restored(reach) as before:
         made = make()
         after = Snapshot(reach)
-        changes = [one for one in before.changes(after) if reach.reads(one.place.names)]
+        changes = [one for one in before.differences(after) if reach.reads(one.place.names)]
         wrong = list(kept.changes(Snapshot(buffers)))
         if changes and not wrong:
             wrong = [] if _is_same(made, make) else changes

@@ -68,7 +68,7 @@ class Once:
 
     @property
     def changes(self) -> list[Change]:
-        return list(self.before.changes(self.after))
+        return list(self.before.differences(self.after))
 
     def finish(self) -> fx.GraphModule:
         """The graph without the tensors that were left."""
@@ -136,7 +136,7 @@ def still_changing(once: Once, again: Once, reach: Reach) -> list[Change]:
 
 def changing(after: Snapshot, again: Snapshot, reach: Reach, part: str) -> list[Change]:
     """What a second trace changed once more, and some code reads for more than to count."""
-    found = [change for change in after.changes(again) if reach.reads(change.place.names)]
+    found = [change for change in after.differences(again) if reach.reads(change.place.names)]
     counted = [change for change in found if is_only_counted(change, reach)]
     for change in counted:
         where = line_that_changes(change.place.names[-1], reach.codes)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
 from fractions import Fraction
+from gc import get_referents
 from hashlib import sha256
 from io import BytesIO, IOBase, StringIO
 from itertools import chain, count
@@ -127,11 +128,20 @@ def _position(value: Iterator[Any]) -> Any:
         return value.gi_frame and (value.gi_frame.f_lasti, *_of_variables(value.gi_frame.f_locals))
     hint = getattr(value, "__length_hint__", None)
     if hint is not None:
-        return hint()
+        with suppress(TypeError):  # it has no end
+            return hint()
+    inner = list(map(_position, _inner(value)))
     try:
-        return repr(value.__reduce__()[1:])
+        return repr(value.__reduce__()[1:]), inner
     except Exception:  # it does not say
-        return None
+        return inner
+
+
+def _inner(value: Iterator[Any]) -> list[Iterator[Any]]:
+    """The iterators that another one takes its elements from. `zip` and `map` keep a tuple."""
+    held = get_referents(value)
+    held += [one for kept in held if type(kept) is tuple for one in kept]
+    return [one for one in held if isinstance(one, Iterator) and one is not value]
 
 
 def _of_variables(held: dict[str, Any]) -> list[Any]:

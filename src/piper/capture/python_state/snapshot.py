@@ -4,7 +4,10 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
+
+from torch import nn
 
 from piper.capture.python_state.leaves import Token, is_tensor_token, token
 from piper.capture.python_state.places import (
@@ -49,7 +52,7 @@ class Snapshot:
         for place in walk.of(reach.roots):
             key = place.path, again[place.path]
             again[place.path] += 1
-            self.tokens[key], self.places[key] = place.token, place
+            self.tokens[key], self.places[key] = (*place.token, *which(place, walk)), place
             if isinstance(place.value, dict):
                 self.orders[key] = [key for key, _ in items_of(place.value)]
         self.holders = [(one, children(one.value)) for one in walk.seen.values()]
@@ -70,6 +73,12 @@ class Snapshot:
             now = after.orders.get(key, order)
             if now != order and {*map(id, now)} == {*map(id, order)}:
                 yield after.places[key]
+
+    def differences(self, after: "Snapshot") -> Iterator[Change]:
+        """The same, and dicts with the same keys in another order."""
+        yield from self.changes(after)
+        for place in self.reordered(after):
+            yield Change(place, place)
 
     def same_tokens(self, after: "Snapshot") -> Iterator[tuple[Place, Place]]:
         """Places of which nothing seems to differ, in both."""
@@ -103,6 +112,21 @@ class Snapshot:
             and not is_tensor_token(self.tokens[key])
             and hasattr(one.value, "setstate")
         ]
+
+
+def which(place: Place, walk: Walk) -> Token:
+    """Which object it is, where what it holds does not say so: a module with parameters, or one
+    that was met before, by its first path. `self.head` may be another one of `self.heads`."""
+    value = place.value
+    if is_leaf(value):
+        return ()
+    if (
+        isinstance(value, nn.Module)
+        and next(chain(value.parameters(), value.buffers()), None) is not None
+    ):
+        return ("module", id(value))
+    first = walk.seen.get(id(value))
+    return () if first is None else ("as", first.path)
 
 
 def _is_same(now: list[tuple[Any, Any]], before: list[tuple[Any, Any]]) -> bool:

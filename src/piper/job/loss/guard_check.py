@@ -11,14 +11,8 @@ import torch
 from piper.capture.loss import LossForm
 from piper.job.batch.batch import Batch
 from piper.job.loss.loss_reduction import Reduction, bent
-from piper.job.loss.mean_loss_check import (
-    ROUNDING,
-    Output,
-    Trial,
-    interpretations,
-    prepared,
-    refuse_no_mean,
-)
+from piper.job.loss.mean_loss_check import ROUNDING, Trial, prepared, refuse_no_mean
+from piper.job.loss.random_outputs import Output, interpretations
 
 NOWHERE = "a line that Piper does not see"
 

@@ -19,16 +19,14 @@ from piper.capture.trace.trials.trial_copy import TrialCopy
 from piper.capture.tracing_private import unchecked_distributions
 from piper.job.batch.batch import Batch
 from piper.job.loss.loss_reduction import LossReduction
-from piper.job.loss.mean_loss_check import (
-    ROUNDING,
+from piper.job.loss.mean_loss_check import ROUNDING, Trial, coarsest, prepared
+from piper.job.loss.random_outputs import (
     Output,
-    Trial,
-    coarsest,
     cut,
     interpretations,
     is_batched,
+    is_tensor,
     like,
-    prepared,
     thinned,
 )
 from piper.runtime.batch import part_of
@@ -72,9 +70,8 @@ def are_other(
 
 
 def sizes_of(output: Output) -> Iterator[Any]:
-    for leaf in output[0]:
-        if isinstance(leaf, tuple) and len(leaf) == 2 and isinstance(leaf[1], torch.dtype):
-            yield from leaf[0]
+    for leaf in filter(is_tensor, output[0]):
+        yield from leaf[0]
 
 
 def is_other(found: Sequence[Found], reduction: LossReduction, output: Output, labels: Any) -> bool:

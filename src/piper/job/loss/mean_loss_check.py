@@ -15,15 +15,26 @@ from piper.capture.tracing_private import unchecked_distributions
 from piper.errors import InputError, first_line
 from piper.job.batch.batch import Batch
 from piper.job.loss.loss_reduction import COMPARED, Reduction
+from piper.job.loss.random_outputs import (
+    Output,
+    Unbatched,
+    cut,
+    interpretations,
+    is_batched,
+    is_tensor,
+    like,
+    most_rows,
+    small,
+    thinned,
+)
 from piper.job.loss.untestable import raise_untestable
 from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
+NEAR = 3  # the trial in which outputs of the first half are small, as their labels are
 IGNORED = 4  # the trial in which labels are ignored, which not all losses take
 LONGEST = 200  # characters of an error that is shown
-MOST = 2**25  # elements to try; of larger outputs, fewer samples and tokens
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
-Output = tuple[list[Any], Any]  # leaves, (shape, dtype) for tensors, and their nesting
 
 
 def refuse_no_mean(
@@ -233,25 +244,6 @@ def coarsest(output: Output, labels: Any, dtype: torch.dtype) -> torch.dtype:
     return next((t for t in (torch.bfloat16, torch.float16) if t in types), dtype)
 
 
-def interpretations(output: Output, samples: int) -> list[Output]:
-    """A vector next to matrices may have one element per sample, or as many by chance."""
-    leaves, spec = output
-    vectors = [is_batched(leaf, samples) and len(leaf[0]) == 1 for leaf in leaves]
-    matrices = [is_batched(leaf, samples) and len(leaf[0]) > 1 for leaf in leaves]
-    if not any(vectors) or not any(matrices):
-        return [output]
-    fixed = [
-        Unbatched(leaf) if alone else leaf for leaf, alone in zip(leaves, vectors, strict=True)
-    ]
-    return [output, (fixed, spec)]
-
-
-class Unbatched(tuple[Any, ...]):
-    """An output without a batch dimension."""
-
-    __slots__ = ()
-
-
 @dataclass(frozen=True)
 class Trial:
     """Random outputs, and labels of the batch; `erased`: zeros in the first half of them.
@@ -277,6 +269,8 @@ class Trial:
         made = [
             like(leaf, self.samples, 2 * unit, draw, given[0].device, self.kind) for leaf in leaves
         ]
+        if self.seed == NEAR:
+            made = [small(m, leaf, self.samples) for m, leaf in zip(made, leaves, strict=True)]
         some = pytree.tree_map_only(torch.Tensor, lambda t: self.chosen(t, unit), labels)
         for one, leaf in zip(made, leaves, strict=True) if self.poison is not None else ():
             if is_batched(leaf, self.samples) and one.is_floating_point():
@@ -312,7 +306,7 @@ class Trial:
 
     def unit(self, leaves: list[Any], first: torch.Tensor) -> int:
         """The samples of each half."""
-        fits = MOST * self.samples // max(1, 2 * sum(map(numel, leaves)))
+        fits = most_rows(leaves, self.samples)
         whole = first.shape[0] >= 2 * self.samples
         unit = min(fits, self.samples if whole else self.samples // 2)
         if not unit:
@@ -329,64 +323,3 @@ class Trial:
             first = some[:unit].view(-1)
             first[:: 2 if first.numel() > 2 else 1] = -100
         return some
-
-
-def thinned(output: Output, labels: Any, samples: int) -> tuple[Output, Any]:
-    """Keep every n-th token of long samples: ignored tokens may be at either end."""
-    leaves, spec = output
-    step = -(-2 * sum(map(numel, leaves)) // (samples * MOST))
-    first = next(t for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor) and t.dim())
-    if step <= 1 or first.dim() < 2:
-        return output, labels
-    length = first.shape[1]
-
-    def fewer(leaf: Any) -> Any:
-        if not is_tensor(leaf) or len(leaf[0]) < 3 or leaf[0][1] != length:
-            return leaf
-        (batch, _, *rest), dtype = leaf
-        return (batch, -(-length // step), *rest), dtype
-
-    def every(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[:, ::step] if tensor.shape[1:2] == (length,) else tensor
-
-    return ([*map(fewer, leaves)], spec), pytree.tree_map_only(torch.Tensor, every, labels)
-
-
-def numel(leaf: Any) -> int:
-    return torch.Size(leaf[0]).numel() if is_tensor(leaf) else 0
-
-
-def is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, tuple) and len(leaf) == 2 and isinstance(leaf[1], torch.dtype)
-
-
-def is_batched(leaf: Any, samples: int) -> bool:
-    """Whether an output has a batch dimension. A single number has none."""
-    batched = is_tensor(leaf) and not isinstance(leaf, Unbatched) and leaf[0][:1] == (samples,)
-    return batched and torch.Size(leaf[0]).numel() > 1
-
-
-def like(
-    leaf: Any,
-    samples: int,
-    wanted: int,
-    draw: torch.Generator,
-    device: torch.device,
-    kind: torch.dtype = torch.float32,
-) -> Any:
-    """Random values for an output, for `wanted` samples if it is batched."""
-    if not is_tensor(leaf):
-        return leaf
-    shape, dtype = leaf
-    if is_batched(leaf, samples):
-        shape = (wanted, *shape[1:])
-    if not dtype.is_floating_point:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    made = torch.randn(shape, generator=draw, dtype=kind) + 0.3
-    if is_batched(leaf, samples):  # so that the halves differ
-        made *= torch.linspace(0.5, 3.0, wanted, dtype=kind).view(-1, *[1] * (len(shape) - 1))
-    return made.to(device)
-
-
-def cut(made: Any, leaf: Any, samples: int, part: int, parts: int) -> Any:
-    return part_of(made, part, parts) if is_batched(leaf, samples) else made

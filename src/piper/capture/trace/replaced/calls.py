@@ -8,7 +8,7 @@ from torch import Tensor
 
 from piper.capture import refusals
 from piper.capture.source_lines import current_line
-from piper.capture.torch_private import is_real
+from piper.capture.torch_private import has_values, is_real, outside_of_traces
 from piper.capture.trace.replaced.diagonals import fill_diagonal
 from piper.capture.trace.replaced.equal_masks import EqualMasks
 from piper.capture.trace.replaced.losses import ctc, gaussian
@@ -51,6 +51,14 @@ def as_python(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         raise refusals.value_wanted(current_line()) from error
 
 
+def as_array(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """In a trace, torch would make the array of a copy without values: of whatever is in memory."""
+    if not has_values(tensor):
+        return as_python(func, tensor, *args, **kwargs)
+    with outside_of_traces():
+        return func(tensor, *args, **kwargs)
+
+
 def without_chunks(func: Any, *args: Any, options: Any = None, **kwargs: Any) -> Any:
     """In chunks, torch computes the gradient in the forward, where a trace does not see it."""
     return NotImplemented if options is None else func(*args, **kwargs)
@@ -88,6 +96,6 @@ REPLACED: dict[str, Callable[..., Any]] = {
     "linear_cross_entropy": without_chunks,
     "_pack_padded_sequence": packed,
     "tolist": as_python,
-    "numpy": as_python,
-    "__array__": as_python,
+    "numpy": as_array,
+    "__array__": as_array,
 }

@@ -1,0 +1,105 @@
+"""Random outputs of a model, for trials of its loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from piper.runtime.batch import part_of
+from piper.runtime.torch_private import pytree
+
+MOST = 2**25  # elements to try; of larger outputs, fewer samples and tokens
+Output = tuple[list[Any], Any]  # leaves, (shape, dtype) for tensors, and their nesting
+
+
+def interpretations(output: Output, samples: int) -> list[Output]:
+    """A vector next to matrices may have one element per sample, or as many by chance."""
+    leaves, spec = output
+    vectors = [is_batched(leaf, samples) and len(leaf[0]) == 1 for leaf in leaves]
+    matrices = [is_batched(leaf, samples) and len(leaf[0]) > 1 for leaf in leaves]
+    if not any(vectors) or not any(matrices):
+        return [output]
+    fixed = [
+        Unbatched(leaf) if alone else leaf for leaf, alone in zip(leaves, vectors, strict=True)
+    ]
+    return [output, (fixed, spec)]
+
+
+class Unbatched(tuple[Any, ...]):
+    """An output without a batch dimension."""
+
+    __slots__ = ()
+
+
+def thinned(output: Output, labels: Any, samples: int) -> tuple[Output, Any]:
+    """Keep every n-th token of long samples: ignored tokens may be at either end."""
+    leaves, spec = output
+    step = -(-2 * sum(map(numel, leaves)) // (samples * MOST))
+    first = next(t for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor) and t.dim())
+    if step <= 1 or first.dim() < 2:
+        return output, labels
+    length = first.shape[1]
+
+    def fewer(leaf: Any) -> Any:
+        if not is_tensor(leaf) or len(leaf[0]) < 3 or leaf[0][1] != length:
+            return leaf
+        (batch, _, *rest), dtype = leaf
+        return (batch, -(-length // step), *rest), dtype
+
+    def every(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[:, ::step] if tensor.shape[1:2] == (length,) else tensor
+
+    return ([*map(fewer, leaves)], spec), pytree.tree_map_only(torch.Tensor, every, labels)
+
+
+def most_rows(leaves: list[Any], samples: int) -> int:
+    """Of each of two halves, if outputs have so many elements for so many samples."""
+    return MOST * samples // max(1, 2 * sum(map(numel, leaves)))
+
+
+def numel(leaf: Any) -> int:
+    return torch.Size(leaf[0]).numel() if is_tensor(leaf) else 0
+
+
+def is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, tuple) and len(leaf) == 2 and isinstance(leaf[1], torch.dtype)
+
+
+def is_batched(leaf: Any, samples: int) -> bool:
+    """Whether an output has a batch dimension. A single number has none."""
+    batched = is_tensor(leaf) and not isinstance(leaf, Unbatched) and leaf[0][:1] == (samples,)
+    return batched and torch.Size(leaf[0]).numel() > 1
+
+
+def like(
+    leaf: Any,
+    samples: int,
+    wanted: int,
+    draw: torch.Generator,
+    device: torch.device,
+    kind: torch.dtype = torch.float32,
+) -> Any:
+    """Random values for an output, for `wanted` samples if it is batched."""
+    if not is_tensor(leaf):
+        return leaf
+    shape, dtype = leaf
+    if is_batched(leaf, samples):
+        shape = (wanted, *shape[1:])
+    if not dtype.is_floating_point:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    made = torch.randn(shape, generator=draw, dtype=kind) + 0.3
+    if is_batched(leaf, samples):  # so that the halves differ
+        made *= torch.linspace(0.5, 3.0, wanted, dtype=kind).view(-1, *[1] * (len(shape) - 1))
+    return made.to(device)
+
+
+def small(made: Any, leaf: Any, samples: int) -> Any:
+    """In the first half, as after long training: `(loss - 0.1).abs()` is another function there."""
+    if is_batched(leaf, samples):
+        made[: len(made) // 2] *= 1e-3
+    return made
+
+
+def cut(made: Any, leaf: Any, samples: int, part: int, parts: int) -> Any:
+    return part_of(made, part, parts) if is_batched(leaf, samples) else made
