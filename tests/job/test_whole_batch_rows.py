@@ -113,7 +113,8 @@ def test_code_that_branches_on_the_number_of_rows_gets_a_warning(
     is_large: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Small models are tried on numbers. Of large ones, calls are compared: a loop over rows calls
-    more for more rows, so they may be warned of without need."""
+    more for more rows, so they may be warned of without need. So may rows behind others, where a
+    microbatch is one row: its random numbers are too few to show that they keep their places."""
     caplog.set_level(logging.WARNING, "piper")
     monkeypatch.setattr(trial_size, "LIMIT", 0 if is_large else trial_size.LIMIT)
     draw = random.Random(5)
@@ -124,7 +125,8 @@ def test_code_that_branches_on_the_number_of_rows_gets_a_warning(
 
         said = "accumulates gradients" in caplog.text
         same = is_the_same(FORMS[name], least, F.mse_loss, size)
-        looped = is_large and name in ("a loop", "in pieces", "padded")
+        looped = is_large and name in ("a loop", "in pieces")
+        looped = looped or (name == "padded" and (is_large or size[0] == 1))
         assert said != same or (said and looped), f"{name} {size} {least}: {caplog.text}"
 
 

@@ -80,8 +80,9 @@ class MicrobatchTrials:
             return
         found = tried(runs, captured, one, reduction, said, batch.times or 2)
         alone = min(batch.sizes) == 1  # random rows are often in order, if they are so few
-        if not captured.meeting and not found.warnings and (alone or found.times != batch.times):
-            found = replace(found, warnings=tuple(batch.warnings(captured)))
+        whole = found.times == batch.times
+        if not captured.meeting and not found.warnings and (alone or not whole):
+            found = replace(found, warnings=tuple(batch.warnings(captured, tried=whole)))
         if found.warnings or is_beyond(found.untried):
             refuse_lost_rows(runs, batch.parts, batch.rows)
         self.verdicts[kind, batch.sizes] = found

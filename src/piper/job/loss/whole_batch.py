@@ -46,13 +46,16 @@ class WholeBatch:
         """So many equal microbatches. None: they have different sizes."""
         return len(self.sizes) if len(set(self.sizes)) == 1 else None
 
-    def warnings(self, captured: Captured) -> Iterator[str]:
-        """For each size of microbatches that calls something else than the whole batch does."""
+    def warnings(self, captured: Captured, tried: bool = False) -> Iterator[str]:
+        """For each size of microbatches that calls something else than the whole batch does.
+
+        `tried`: numbers have shown that other calls compute the same, as a loop over rows does.
+        """
         for own in dict.fromkeys(self.sizes):
             if own < self.rows:
-                yield from self._compared(captured, RowCounts(own, self.rows))
+                yield from self._compared(captured, RowCounts(own, self.rows), tried)
 
-    def _compared(self, captured: Captured, rows: RowCounts) -> Iterator[str]:
+    def _compared(self, captured: Captured, rows: RowCounts, tried: bool) -> Iterator[str]:
         try:
             own = self._calls(captured, rows.own)
         except Exception as error:  # it needs values, of any number of rows
@@ -71,7 +74,7 @@ class WholeBatch:
             LOG.info("the model does not run with the %d rows of the batch: %s", rows.all, what)
         else:
             if differs is not None:
-                yield other_code(rows, differs.line)
+                yield from () if tried else [other_code(rows, differs.line)]
             elif (meeting := first_meeting(own, found, rows)) is not None:
                 say = numbered_rows if meeting.numbered else own_rows
                 yield say(meeting.line)
