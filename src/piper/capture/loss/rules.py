@@ -80,18 +80,33 @@ def total_of(call: Call, name: str) -> fx.Node | None:
     "positive", "lift_fresh", "lift_fresh_copy", "double", "float",
 )  # fmt: skip
 def same(call: Call) -> Known:
-    """A sum that loses its fraction is a function of it."""
+    """A sum that does not fit into its type, as in `mask.sum().bool()`, is a function of it."""
     first = next(iter(call.given))
     source, found = call.given[first], value(call.node)
-    if isinstance(source, fx.Node) and isinstance(found, Tensor) and not is_fractional(found):
+    if isinstance(source, fx.Node) and isinstance(found, Tensor):
         before = value(source)
-        if isinstance(before, Tensor) and is_fractional(before):
+        if isinstance(before, Tensor) and is_narrower(before.dtype, found.dtype):
             return elementwise(call)
     return call.of(first)
 
 
-def is_fractional(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+def is_narrower(before: torch.dtype, found: torch.dtype) -> bool:
+    """Whether integers, or fractions, are lost. Rounding to fewer bits is no such loss.
+
+    >>> is_narrower(torch.int64, torch.uint8), is_narrower(torch.bool, torch.int64)
+    (True, False)
+    >>> is_narrower(torch.float32, torch.int64), is_narrower(torch.int64, torch.bfloat16)
+    (True, False)
+    """
+    if found.is_floating_point or found.is_complex:
+        return False
+    if before.is_floating_point or before.is_complex:
+        return True
+    return largest(found) < largest(before)
+
+
+def largest(dtype: torch.dtype) -> int:
+    return 1 if dtype is torch.bool else torch.iinfo(dtype).max
 
 
 @rule("mul", "multiply")
@@ -238,9 +253,14 @@ def sum_or_mean(call: Call) -> Known:
     known, dims = call.of("self"), call.dims()
     if isinstance(known, Rows) and dims is not None and known.dim not in dims:
         return moved(call, known, dims)
-    if isinstance(known, RowNumbers | Root):
+    if isinstance(known, RowNumbers | Root) or is_cut_off(value(call.node)):
         return MIXED
     return reduced(known, MEANS if call.name == "mean" else SUMS)
+
+
+def is_cut_off(found: object) -> bool:
+    """Whether a sum may not fit into its type, as in `mask.sum(dtype=torch.uint8)`."""
+    return isinstance(found, Tensor) and is_narrower(torch.int32, found.dtype)
 
 
 def moved(call: Call, known: Rows, dims: list[int]) -> Known:

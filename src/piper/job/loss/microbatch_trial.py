@@ -51,6 +51,7 @@ class Draw:
 
 EXTREME = (Kind.EXTREME_ROWS, Kind.EXTREME)
 NOT_FINITE = "its loss is not finite on random data"
+ALONE = 4  # trials of one row twice beside another: each class of two single rows counts the same
 PLAIN = 8  # so often plain numbers may show in few rows what they show in many
 UNTRIED = (
     "on random data, the loss of microbatches could not be compared with that of a whole batch "
@@ -174,6 +175,7 @@ def draws_of(size: TrialSize, captured: Captured, times: int) -> list[Draw]:
         *[Draw(2, variety, ()) for variety in (Variety.ALIKE, Variety.EQUAL)],
         Draw(3, Variety.FREE, every, times, True, others, EXTREME),
         *[Draw(4 + k, Variety.COMPARED, ()) for k in range(1 + size.is_tiny)],
+        *[Draw(6 + k, Variety.WIDE, (), 3) for k in range(ALONE) if size.rows == 1 and times > 2],
     ]
 
 
