@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -68,6 +69,13 @@ class Captured:
         """How many different regions were read from the cache."""
         lowered = (source.lowered for source in self.described.sources)
         return len({one.key for one in lowered if one.joint.was_read})
+
+    @property
+    def kept_state(self) -> list[str]:
+        """Buffers that a forward updates, and whose values no result depends on."""
+        read = {name for region in self.model.regions for name in region.reads_state}
+        names = chain.from_iterable(one.lowered.chunk.updated for one in self.described.sources)
+        return [name for name in dict.fromkeys(names) if name not in read]
 
     def model_with(self, policies: Iterable[RematPolicy]) -> Model:
         """The model, whose regions can then be recomputed under these policies."""

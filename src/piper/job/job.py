@@ -375,7 +375,8 @@ class Job:
         if reduction.is_guessed:
             given = batch, one.rows or 0, reduction.kind, reduction.form
             refuse_bent(self.loss_fn, found.output, *given, trusted=said)
-        whole = WholeBatch(self.rows.of_all_microbatches(batch), runs, self.precision, parts)
+        sizes = self.rows.of_all_microbatches(batch)
+        whole = WholeBatch(sizes, runs, self.precision, parts, self.replicas)
         trial = self.trials.lines(self.kind(one), runs, found, one, reduction, said, whole)
         for line in (*reduction.warnings(parts), *trial):
             LOG.warning("%s", line)

@@ -19,6 +19,7 @@ from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.batch.trial_batches import Variety, pairs_like
 from piper.job.loss.comparison import Comparison, Shares, Verdict, shares_of
+from piper.job.loss.kept_buffers import KeptBuffers
 from piper.job.loss.loss_gradients import have_other_gradients
 from piper.job.loss.loss_reduction import LossReduction, unknown_lines
 from piper.job.loss.lost_rows import is_beyond, refuse_lost_rows
@@ -90,6 +91,8 @@ class MicrobatchTrials:
         if found.untried and self.is_new(found.untried):
             LOG.info(UNTRIED, found.untried.rstrip("."))
         yield from filter(self.is_new, warnings(found, captured, reduction, said))
+        kept = KeptBuffers(runs, batch.replicas, len(batch.sizes)).warnings(captured, one)
+        yield from filter(self.is_new, kept)
 
     def warn_once(self, line: str) -> None:
         if self.is_new(line):

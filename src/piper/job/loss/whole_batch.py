@@ -36,6 +36,7 @@ class WholeBatch:
     runs: TrialRuns
     precision: Precision | None
     parts: Sequence[Batch] = ()  # microbatches of this process
+    replicas: int = 1
 
     @property
     def rows(self) -> int:

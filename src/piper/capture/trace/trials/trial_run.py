@@ -58,6 +58,7 @@ class Trial:
     before_loss: int = 0  # so many calls of the model, before those of its loss function
     made_by: list[int] = field(default_factory=list)  # the last call for each tensor of the output
     drawn: list[Drawn] = field(default_factory=list)  # random numbers, in order
+    left: dict[str, Tensor] = field(default_factory=dict)  # parameters and buffers, after it
 
 
 @dataclass
@@ -157,8 +158,8 @@ def _called(
     types: "SameDraws",
     seen: "Calls",
 ) -> Trial:
-    given = arguments if loss_fn is None else arguments[:-1]
-    output = run_with(view, dict(state), *split(given))
+    given, left = arguments if loss_fn is None else arguments[:-1], dict(state)
+    output = run_with(view, left, *split(given))
     before_loss = len(types.sizes)
     found = own_loss(output) if loss_fn is None else loss_fn(output, arguments[-1])
     seen.kept = False
@@ -166,7 +167,7 @@ def _called(
     made_by = [types.made_by.get(storage_id(leaf), -1) for leaf in leaves]
     return Trial(
         leaves, found, types.coarsest, seen.results, types.own_derivatives, types.rounded,
-        sizes=types.sizes, before_loss=before_loss, made_by=made_by, drawn=types.drawn,
+        sizes=types.sizes, before_loss=before_loss, made_by=made_by, drawn=types.drawn, left=left,
     )  # fmt: skip
 
 
