@@ -15,7 +15,7 @@ from piper.capture.python_state.function_caches import forgetting
 from piper.capture.trace.trials.comparisons import Comparisons
 from piper.capture.trace.trials.trial_draws import Kind
 from piper.capture.trace.trials.trial_run import TrialRuns, in_type
-from piper.errors import InputError
+from piper.errors import InputError, PiperError, first_line
 from piper.job.batch.batch import Batch
 from piper.job.batch.trial_batches import Variety, pairs_like
 from piper.job.loss.comparison import Comparison, Shares, Verdict, shares_of
@@ -80,7 +80,12 @@ class MicrobatchTrials:
         """Warnings that are new. Where rows are proved to meet, another one says so."""
         if (kind, batch.sizes) in self.verdicts:
             return
-        found = tried(runs, captured, one, reduction, said, batch.times or 2)
+        try:
+            found = tried(runs, captured, one, reduction, said, batch.times or 2)
+        except PiperError:
+            raise
+        except Exception as error:  # of the model: it ran before, and does not run again
+            found = Verdict(untried=f"{type(error).__name__} {first_line(error)}".rstrip())
         alone = min(batch.sizes) == 1  # random rows are often in order, if they are so few
         whole = found.times == batch.times
         if not captured.meeting and not found.warnings and (alone or not whole):
@@ -267,7 +272,7 @@ def parts_and_whole(
             why = str(error.problems[0].what)
             continue
         except Exception as error:  # whatever it is, there is no trial
-            why = f"{type(error).__name__} {str(error).partition(chr(10))[0]}".rstrip()
+            why = f"{type(error).__name__} {first_line(error)}".rstrip()
             continue
         if made.is_finite:
             return made, together
