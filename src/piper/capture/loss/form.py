@@ -43,6 +43,7 @@ from piper.capture.trace.replaced.calls import IN_PROOFS, ReplacedCalls
 from piper.capture.trace.replaced.numbers import numbers_as_text
 
 TracedLoss = tuple[fx.GraphModule, dict[str, fx.Node]]  # of a model, and its buffers there
+OF_ROWS: dict[str, Known] = {"sum": SUM, "growing": MIXED, "mean": MEAN, "unknown": MEAN}
 LOSSES = ("cross_entropy_loss", "nll_loss_nd", "nll_loss")
 
 
@@ -58,6 +59,7 @@ class LossForm:
     even: bool = True  # some term needs microbatches of equal weight
     obscure: bool = False  # some mean counts labels that Piper cannot count
     sums: tuple[int, ...] = ()  # tensors that the model returns, by position: sums over rows
+    means: tuple[int, ...] = ()  # those that are means over rows
     growing: str = ""  # the line of an output that grows with the rows, where a mean should be
     unknown: tuple[str, ...] = ()  # lines of outputs that count as means, without a proof
     dims: tuple[int | None, ...] = ()  # of rows in these tensors, if sizes do not say it
@@ -141,15 +143,15 @@ def function_form(
 ) -> LossForm:
     """The form of a loss function of the model's `output` and the last of the arguments.
 
-    `whole`: the tensors of the arguments that all microbatches share. `growing`: outputs that are
-    no means over rows. `dims`: where outputs have rows, if sizes do not say it.
+    `whole`: the tensors of the arguments that all microbatches share. `growing`: outputs that
+    follow from all rows. `dims`: where outputs have rows, if sizes do not say it.
     """
     sums = tuple(one.position for one in growing if one.kind == "sum")
     unknown = tuple(one.where for one in growing if one.kind == "unknown")
-    growing = [one for one in growing if one.kind != "unknown"]
-    otherwise = replace(otherwise, sums=sums, unknown=unknown, dims=dims)
-    if growing:
-        otherwise = replace(otherwise, growing=growing[0].where)
+    means = tuple(one.position for one in growing if one.kind == "mean")
+    seen = partial(replace, sums=sums, means=means, unknown=unknown, dims=dims)
+    sizes = [one.where for one in growing if one.kind in ("sum", "growing")]
+    otherwise = seen(otherwise, growing="".join(sizes[:1]))
     batch = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)]
     cut = (tensor for k, tensor in enumerate(batch) if tensor.dim() and k not in whole)
     rows = next((tensor.shape[0] for tensor in cut), None)
@@ -160,7 +162,7 @@ def function_form(
         warnings.simplefilter("ignore")  # they have been seen when the model was traced
         given = loss_fn, output, arguments[-1], rows
         found = _of_function(*given, len(batch), whole, growing, dims)
-        return replace(_with_decision(found, otherwise), sums=sums, unknown=unknown, dims=dims)
+        return seen(_with_decision(found, otherwise))
     return otherwise
 
 
@@ -191,7 +193,7 @@ def _of_function(
         grows = [dim for dim, (a, b) in enumerate(zip(here, there, strict=True)) if a != b]
         given[node] = Rows(grows[0]) if grows else MEAN if scalar else FIXED
     for grown in growing:
-        given[places[grown.position]] = SUM if grown.kind == "sum" else MIXED
+        given[places[grown.position]] = OF_ROWS[grown.kind]
     batch = places[outputs:]
     known = followed(one.graph, given, frozenset(batch), rows, twins)
     first = tensors - len(batch)  # the labels are the last tensors of the batch
@@ -377,5 +379,5 @@ def form_from_json(text: str) -> LossForm:
 def _form_of(found: dict[str, Any]) -> LossForm:
     counts = tuple(Count(**one) for one in found["counts"])
     others = tuple((rows, _form_of(one)) for rows, one in found["others"])
-    lists = {name: tuple(found[name]) for name in ("sums", "unknown", "dims", "held")}
+    lists = {name: tuple(found[name]) for name in ("sums", "means", "unknown", "dims", "held")}
     return LossForm(**{**found, **lists, "counts": counts, "others": others})

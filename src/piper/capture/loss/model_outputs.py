@@ -1,4 +1,4 @@
-"""Outputs of a model that grow with the number of its rows, as a sum over them does."""
+"""Outputs of a model without rows: means over them, sums, which grow with them, and others."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -31,12 +31,12 @@ class GrowingOutput:
     """A tensor that a model returns: its position among the tensors, and what makes it grow.
 
     `sum`: it is a plain sum over rows. `growing`: a norm, or a sum beside something else.
-    `unknown`: it counts as a mean over rows, and nothing proves that it is one.
+    `mean`: it is a mean over rows. `unknown`: it counts as one, and nothing proves that it is.
     """
 
     position: int
     where: str
-    kind: Literal["sum", "growing", "unknown"]
+    kind: Literal["sum", "growing", "mean", "unknown"]
 
 
 Tracer = Callable[[Inputs], fx.GraphModule]
@@ -51,7 +51,7 @@ def growing_outputs(
     precision: Precision | None,
     dims: Sequence[int | None] = (),
 ) -> tuple[GrowingOutput, ...]:
-    """Those that are no means over rows. `output`: what the model returns for this example.
+    """Those that follow from all rows. `output`: what the model returns for this example.
 
     The example ends with labels, which the model does not see. `dims`: where outputs have rows, if
     sizes do not say it.
@@ -106,12 +106,13 @@ def _growing(
 
 
 def _judged(growth: "Growth", position: int, node: fx.Node, without: bool) -> GrowingOutput | None:
-    """What a tensor of the output is. None: it has rows, or is a mean over them."""
+    """What a tensor of the output is. None: it has rows, or is the same for all of them."""
     known, cause = growth.known[node], growth.of(node)
     if cause is not None:
         return GrowingOutput(position, line(cause), "sum" if known == SUM else "growing")
-    proved = not without or known in (FIXED, MEAN)
-    return None if proved else GrowingOutput(position, line(node), "unknown")
+    if not without or known == FIXED:
+        return None
+    return GrowingOutput(position, line(node), "mean" if known == MEAN else "unknown")
 
 
 @dataclass(frozen=True)

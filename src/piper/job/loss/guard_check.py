@@ -32,10 +32,10 @@ def refuse_bent(
     Others are not finite then, or leave this row out by itself. `trusted`: the user says that it is
     a mean or a sum, which it is for all finite rows.
     """
-    refuse_no_mean(loss_fn, output, batch, samples, kind, form.dims)
+    refuse_no_mean(loss_fn, output, batch, samples, kind, form)
     if loss_fn is None or trusted:
         return
-    own, output, labels = prepared(loss_fn, output, batch, form.dims)
+    own, output, labels = prepared(loss_fn, output, batch, form)
     with torch.random.fork_rng(devices=[]):
         every = interpretations(output, samples)
         if every and not any(all(_same(own, one, labels, samples, kind)) for one in every):
@@ -47,7 +47,7 @@ def _same(
 ) -> Iterator[bool]:
     """Whether halves give the whole, for each value that is not finite and can be tried."""
     for poison in (nan, inf):
-        trial = Trial(output, labels, samples, 0, False, torch.float64, poison)
+        trial = Trial(output, labels, samples, 0, torch.float64, poison=poison)
         try:
             losses = trial.losses(loss_fn)
         except Exception:  # some losses refuse such values themselves

@@ -60,7 +60,7 @@ def are_other(
     rows, alone = one.rows or 0, TrialCopy.of(nn.Module(), loss_fn, kind)
     assert alone.loss_fn is not None
     with alone.alone():
-        own, output, labels = prepared(alone.loss_fn, output, one, reduction.form.dims)
+        own, output, labels = prepared(alone.loss_fn, output, one, reduction.form)
         each = [
             is_other(list(runs(own, made, labels, rows, kind)), reduction, made, labels)
             for made in interpretations(output, rows)
@@ -99,7 +99,7 @@ def runs(
     """Of both halves together, twice, and of each."""
     (leaves, spec), labels = thinned(output, labels, rows)
     given = [t for t in pytree.tree_leaves(labels) if isinstance(t, Tensor) and t.dim()]
-    unit = Trial(output, labels, rows, 0, False, kind).unit(leaves, given[0])
+    unit = Trial(output, labels, rows, 0, kind).unit(leaves, given[0])
     twice = pytree.tree_map_only(
         Tensor, lambda t: torch.cat(2 * [t[:unit]]) if t.dim() else t, labels
     )

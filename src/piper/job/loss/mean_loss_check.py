@@ -7,16 +7,21 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 
+from piper.capture.loss import LossForm
 from piper.capture.tracing_private import unchecked_distributions
 from piper.errors import InputError, first_line
 from piper.job.batch.batch import Batch
 from piper.job.loss.loss_reduction import COMPARED, Reduction
+from piper.job.loss.random_labels import Change, changed
 from piper.job.loss.random_outputs import (
+    MeanOfRows,
     Output,
+    SumOfRows,
     Unbatched,
     cut,
     interpretations,
@@ -32,7 +37,7 @@ from piper.runtime.batch import part_of
 from piper.runtime.torch_private import pytree
 
 NEAR = 3  # the trial in which outputs of the first half are small, as their labels are
-IGNORED = 4  # the trial in which labels are ignored, which not all losses take
+UNKNOWN = LossForm()
 LONGEST = 200  # characters of an error that is shown
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 
@@ -43,7 +48,7 @@ def refuse_no_mean(
     batch: Batch,
     samples: int,
     kind: Reduction = "mean",
-    dims: Sequence[int | None] = (),
+    form: LossForm = UNKNOWN,
 ) -> None:
     """Evaluate the loss on random outputs and the labels of the batch: on some samples, and on the
     two halves of them; for several draws, and also with the labels of one half erased.
@@ -51,14 +56,14 @@ def refuse_no_mean(
     `output`: what the model returns for so many `samples`. A loss that is not the mean of its
     halves, or cannot be evaluated like this, is an error. So is one of outputs without rows: their
     halves would be the same. `kind`: if the user says that it is a sum, it must be that of its
-    halves, as far as it can be evaluated. `dims`: where outputs have rows, if sizes do not say it.
+    halves, as far as it can be evaluated. `form`: what is known of outputs.
     """
     if loss_fn is None:
         return
     if any(not isinstance(size, int) for leaf in output[0] if is_tensor(leaf) for size in leaf[0]):
         raise_untestable(kind, "a size of an output of the model depends on values")
         return
-    own, output, labels = prepared(loss_fn, output, batch, dims)
+    own, output, labels = prepared(loss_fn, output, batch, form)
     if not any(is_batched(leaf, samples) for leaf in output[0]):
         raise_untestable(kind, "no output of the model has rows")
         return
@@ -76,13 +81,28 @@ def refuse_no_mean(
 
 
 def prepared(
-    loss_fn: Callable[..., Any], output: Output, batch: Batch, dims: Sequence[int | None]
+    loss_fn: Callable[..., Any], output: Output, batch: Batch, form: LossForm
 ) -> tuple[Callable[..., Any], Output, Any]:
     """A loss that may be called freely, of outputs with rows first, and labels that are cut."""
+    dims, output = form.dims, with_means(output, form)
     output = rows_first(output, dims)
     own = copy.deepcopy(loss_fn) if isinstance(loss_fn, torch.nn.Module) else loss_fn
     own, labels = with_whole_labels(rows_moved(own, output, dims), batch)
     return own, output, labels
+
+
+def with_means(output: Output, form: LossForm) -> Output:
+    """The same, where means and sums over rows are another number in each half."""
+    (leaves, spec), position = output, count()
+    kinds = dict.fromkeys(form.means, MeanOfRows) | dict.fromkeys(form.sums, SumOfRows)
+
+    def marked(leaf: Any) -> Any:
+        if not is_tensor(leaf):
+            return leaf
+        kind = kinds.get(next(position), tuple)
+        return kind(leaf) if leaf[1].is_floating_point else leaf
+
+    return [*map(marked, leaves)], spec
 
 
 def rows_first(output: Output, dims: Sequence[int | None]) -> Output:
@@ -97,7 +117,7 @@ def moved(leaf: Any, dim: int | None) -> Any:
     (((2, 5, 3), torch.float32), False)
     """
     if dim is None:
-        return Unbatched(leaf)
+        return leaf if isinstance(leaf, Unbatched) else Unbatched(leaf)
     shape, dtype = leaf
     return (shape[dim], *shape[:dim], *shape[dim + 1 :]) if dim else shape, dtype
 
@@ -196,24 +216,28 @@ def outcomes(
     None if the loss is no number that can be compared.
     """
     found, why = list[Outcome](), ""
-    draws = [(0, False), (1, False), (2, True), (3, True), *[(IGNORED, False)] * has_ids(labels)]
-    for seed, erased in draws:
+    for seed, change in draws_of(labels):
         failures: list[Exception] = []
         for kind in (torch.float64, torch.float32):  # not all losses compute in float64
             try:
-                trial = Trial(output, labels, samples, seed, erased, kind, ignored=seed == IGNORED)
-                found.append(trial.outcome(loss_fn))
+                found.append(Trial(output, labels, samples, seed, kind, change).outcome(loss_fn))
                 break
             except NoNumber as error:
-                if seed != IGNORED:
+                if not change.is_optional:
                     return [], str(error)
             except Exception as error:
                 failures.append(error)
-        if seed != IGNORED:
-            why = why or "".join(
-                map(failure, failures[1:])
-            )  # that in float64 may be about its type
+        if not change.is_optional:  # of both, that in float64 may be about its type
+            why = why or "".join(map(failure, failures[1:]))
     return found, why
+
+
+def draws_of(labels: Any) -> list[tuple[int, Change]]:
+    """Seeds, and what becomes of labels."""
+    ignored = [(4, Change.IGNORED)] * has_ids(labels)
+    given = [(seed, Change.NONE) for seed in (0, 1)]
+    erased = [(seed, Change.ERASED) for seed in (2, NEAR)]
+    return [*given, *erased, *ignored, (5, Change.ALIKE), (6, Change.OTHERS)]
 
 
 def has_ids(labels: Any) -> bool:
@@ -246,7 +270,7 @@ def coarsest(output: Output, labels: Any, dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Trial:
-    """Random outputs, and labels of the batch; `erased`: zeros in the first half of them.
+    """Random outputs, and labels of the batch, or others that are made from them.
 
     `poison`: the first number of the first row, in each output that has rows.
     """
@@ -255,10 +279,9 @@ class Trial:
     labels: Any
     samples: int
     seed: int
-    erased: bool
     kind: torch.dtype
+    change: Change = Change.NONE
     poison: float | None = None
-    ignored: bool = False  # some labels are -100, which no batch had so far
 
     def losses(self, loss_fn: Callable[..., Any]) -> list[torch.Tensor]:
         """The loss of two parts together, and of each: two microbatches, or halves of one."""
@@ -271,7 +294,8 @@ class Trial:
         ]
         if self.seed == NEAR:
             made = [small(m, leaf, self.samples) for m, leaf in zip(made, leaves, strict=True)]
-        some = pytree.tree_map_only(torch.Tensor, lambda t: self.chosen(t, unit), labels)
+        how = unit, self.change, len(given) == 1
+        some = pytree.tree_map_only(torch.Tensor, lambda t: changed(t, *how), labels)
         for one, leaf in zip(made, leaves, strict=True) if self.poison is not None else ():
             if is_batched(leaf, self.samples) and one.is_floating_point():
                 one.view(-1)[0] = self.poison
@@ -308,18 +332,7 @@ class Trial:
         """The samples of each half."""
         fits = most_rows(leaves, self.samples)
         whole = first.shape[0] >= 2 * self.samples
-        unit = min(fits, self.samples if whole else self.samples // 2)
+        unit = min(fits, max(self.change.rows, self.samples if whole else self.samples // 2))
         if not unit:
             raise ValueError("too few samples, or too many elements")
         return unit
-
-    def chosen(self, labels: torch.Tensor, unit: int) -> torch.Tensor:
-        if not labels.dim():
-            return labels
-        some = labels[: 2 * unit].clone()
-        if self.erased:
-            some[:unit] = 0
-        if self.ignored and some.dtype is torch.int64:
-            first = some[:unit].view(-1)
-            first[:: 2 if first.numel() > 2 else 1] = -100
-        return some

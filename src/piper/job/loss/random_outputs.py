@@ -32,6 +32,18 @@ class Unbatched(tuple[Any, ...]):
     __slots__ = ()
 
 
+class MeanOfRows(Unbatched):
+    """One that is a mean over rows: of two halves, each has its own."""
+
+    __slots__ = ()
+
+
+class SumOfRows(MeanOfRows):
+    """Or a sum over them."""
+
+    __slots__ = ()
+
+
 def thinned(output: Output, labels: Any, samples: int) -> tuple[Output, Any]:
     """Keep every n-th token of long samples: ignored tokens may be at either end."""
     leaves, spec = output
@@ -86,6 +98,8 @@ def like(
     shape, dtype = leaf
     if is_batched(leaf, samples):
         shape = (wanted, *shape[1:])
+    if isinstance(leaf, MeanOfRows):
+        return (torch.rand(2, *shape, generator=draw, dtype=kind) + 0.1).to(device)
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype, device=device)
     made = torch.randn(shape, generator=draw, dtype=kind) + 0.3
@@ -102,4 +116,12 @@ def small(made: Any, leaf: Any, samples: int) -> Any:
 
 
 def cut(made: Any, leaf: Any, samples: int, part: int, parts: int) -> Any:
+    if isinstance(leaf, MeanOfRows):
+        return (
+            made[part]
+            if parts > 1
+            else made.sum(0)
+            if isinstance(leaf, SumOfRows)
+            else made.mean(0)
+        )
     return part_of(made, part, parts) if is_batched(leaf, samples) else made

@@ -207,7 +207,7 @@ def warn_of_average(job: Job, captured: Captured, batch: Batch) -> None:
     if form.kind is not None or said or job.loss_fn is None or job.all_microbatches > 1:
         return
     try:
-        refuse_no_mean(job.loss_fn, captured.output, batch, batch.rows or 0, "mean", form.dims)
+        refuse_no_mean(job.loss_fn, captured.output, batch, batch.rows or 0, "mean", form)
     except InputError:
         job.trials.warn_once(
             "evaluate averages the losses of batches by their rows, as Piper does not see that the "
