@@ -302,12 +302,72 @@ ALONG: dict[str, Callable[[Tensor, int], Tensor]] = {  # along rows: 0; along fe
         if d == 0
         else h + nn.ZeroPad2d((1, -1, 0, 0))(h[None])[0]
     ),
+    "fill diagonal": lambda h, d: (
+        h.clone().fill_diagonal_(0.0, wrap=True)
+        if d == 0
+        else h[:, :, None].expand(-1, -1, 2).clone().mean(-1)
+    ),
+    "diagonal": lambda h, d: (
+        (h @ h.T).fill_diagonal_(0.0).mean(1, keepdim=True) * h if d == 0 else h
+    ),
+    "as strided": lambda h, d: (
+        h + h.T.contiguous().as_strided(h.shape, (WIDTH, 1))
+        if d == 0
+        else h + h.as_strided((len(h), 1), (WIDTH, 1))
+    ),
+    "unique": lambda h, d: (
+        h
+        * (h.detach() > 0).long()[:, 0].unique(return_inverse=True, return_counts=True)[1][:, None]
+        if d == 0
+        else h
+    ),
+    "counts of the unique": lambda h, d: (
+        h
+        * (lambda i, c: c[i])(
+            *torch.unique((h.detach()[:, 0] > 0).long(), return_inverse=True, return_counts=True)[
+                1:
+            ]
+        )[:, None]
+        if d == 0
+        else h
+    ),
+    "counts of runs": lambda h, d: (
+        h * repeated(*torch.unique_consecutive((h[:, 0] > 0).long(), return_counts=True))
+        if d == 0
+        else h
+    ),
+    "bincount": lambda h, d: (
+        h * (lambda y: torch.bincount(y, minlength=2)[y])((h.detach()[:, 0] > 0).long())[:, None]
+        if d == 0
+        else h
+    ),
+    "triu": lambda h, d: h.triu() if d == 0 else h * torch.ones(WIDTH, WIDTH).triu()[0],
+    "index fill": lambda h, d: h.index_fill(d, torch.tensor([1]), 0.0),
+    "index copy": lambda h, d: h.index_copy(d, torch.tensor([1]), h.narrow(d, 0, 1)),
+    "select scatter": lambda h, d: h.select_scatter(h.select(d, 0) * 2, d, 1),
+    "slice scatter": lambda h, d: h.slice_scatter(h.narrow(d, 0, 1), d, 1, 2),
+    "rot": lambda h, d: (
+        torch.rot90(h.view(-1, 2, 4), 1, (0, 1)).reshape(h.shape)
+        if d == 0
+        else h + torch.rot90(h.view(-1, 2, 4), 2, (1, 2)).reshape(h.shape)
+    ),
+    "combinations": lambda h, d: (
+        h + torch.cartesian_prod(h[:, 0], h[:, 1]).view(len(h), -1).mean(1)[:, None]
+        if d == 0
+        else h
+    ),
+    "nanmedian": lambda h, d: h - h.nanmedian(d, keepdim=True)[0],
+    "softmax of one": lambda h, d: h * h[:, 0].softmax(0)[:, None] if d == 0 else h.softmax(-1),
     "maskedselect": lambda h, d: (
         h * h.masked_select(h > 0).mean()
         if d == 0
         else h * torch.where(h > 0, h, 0).mean(1, keepdim=True)
     ),
 }
+
+
+def repeated(found: Tensor, counts: Tensor) -> Tensor:
+    return counts.repeat_interleave(counts)[:, None]
 
 
 def meet(mix: Callable[[Tensor, int], Tensor], d: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from torch.nn import functional
@@ -108,7 +109,27 @@ class Both:
             return not worked_along(self.all, size).isdisjoint(dims)
         if name == "einsum":
             return self.is_contracted
+        if name == "as_strided":
+            return dims != [-size] or not self.has_strides_of_rows
         return name in MATRICES and any(dim >= -2 for dim in dims)
+
+    @property
+    def has_strides_of_rows(self) -> bool:
+        """Whether the first dimension of an `as_strided` goes from row to row."""
+        rank = len(self.all.sizes[0][1])
+        row = prod(self.all.inputs[0][1][1][1:])
+        return (
+            rank > 0
+            and self.results[0] == [self.all.sizes[0][1][0]]
+            and (self.all.numbers[rank] == row)
+        )
+
+    @property
+    def numbers_data(self) -> bool:
+        """Whether what becomes of a row depends on its place: `h.triu()`, `h.fill_diagonal_(0)`."""
+        if not self.all.inputs or self.all.name not in (*TRIANGLES, "fill_diagonal"):
+            return False
+        return any(dim >= -2 for dim in self.row_dims)
 
     @property
     def is_contracted(self) -> bool:

@@ -48,6 +48,7 @@ OFFSETS = frozenset({
     "argsort", "sort", "clamp", "pad", "expand_as", "view_as", "reshape_as", "type_as",
 })  # fmt: skip
 QUOTIENTS = ("floordiv", "floor_divide", "div")  # of places of several elements of each row
+UNIQUE = frozenset({"unique", "unique2", "unique_dim", "unique_consecutive"})
 LIKE_ANOTHER = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})
 WITHOUT_VALUES = frozenset({
     "size", "dim", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones",
@@ -122,7 +123,9 @@ class RowPlaces:
             for k, sizes in enumerate(both.results):
                 lost = found in COUNTED and not sizes
                 values = found is Kind.ORDER and k == 0 and len(both.results) == 2  # `x.sort()`
-                self.kinds[place, k] = Kind.CONSTANT if lost else Kind.SORTED if values else found
+                counts = both.all.name in UNIQUE and k > 0 and None in both.all.sizes[k][1]
+                kind = Kind.SORTED if values else Kind.OF_ALL if counts else found
+                self.kinds[place, k] = Kind.CONSTANT if lost else kind
         return None
 
     def is_behind(self, place: int, both: Both) -> bool:
@@ -151,6 +154,8 @@ class RowPlaces:
         if all(one in (Kind.CONSTANT, *COUNTED) for one in known):
             return constant(both, inputs, known)
         if NUMBERED.isdisjoint(known):
+            if both.numbers_data:
+                return Meeting(both.all.line, numbered=True)
             if moves_rows(both, known):
                 return Meeting(both.all.line, numbered=False)
             return in_order(both, inputs, known)
