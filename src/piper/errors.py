@@ -64,17 +64,22 @@ def some_names(names: Sequence[str]) -> str:
 
 OTHER_WORDS = {  # what other systems call our options
     "max_norm": ("clip_norm", "clip_grad_norm", "max_grad_norm", "gradient_clipping", "clip"),
-    "microbatches": ("accumulation_steps", "gradient_accumulation_steps", "accumulate"),
+    "microbatches": (
+        "accumulation_steps", "gradient_accumulation_steps", "accumulate", "grad_accum",
+        "grad_accum_steps", "chunks", "accumulate_grad_batches",
+    ),
     "precision": ("mixed_precision", "amp", "autocast", "dtype", "bf16", "fp16"),
     "remat": ("recompute", "activation_checkpointing", "gradient_checkpointing", "checkpointing"),
     "loss_fn": ("loss", "criterion", "loss_function", "loss_func"),
     "lr_scheduler": ("schedule", "scheduler", "warmup"),
-    "tp": ("tensor_parallel", "tensor_model_parallel_size", "tensor_parallel_degree"),
-    "pp": ("pipeline_parallel", "pipeline_model_parallel_size", "pipeline_parallel_degree"),
-    "cp": ("context_parallel", "context_parallel_size", "sequence_parallel"),
-    "ep": ("expert_parallel", "expert_model_parallel_size", "expert_parallel_degree"),
-    "dp": ("data_parallel", "data_parallel_size", "replicas", "world_size", "num_gpus", "gpus"),
-}
+    "tp": ("tensor_parallel", "tensor_model_parallel_size"),
+    "pp": ("pipeline_parallel", "pipeline_model_parallel_size"),
+    "cp": ("context_parallel", "sequence_parallel"),
+    "ep": ("expert_parallel", "expert_model_parallel_size"),
+    "dp": ("data_parallel", "replicas", "replicate", "shard", "world_size", "num_gpus", "gpus"),
+    "zero": ("zero_optimization", "sharding_strategy", "fsdp", "reshard_after_forward"),
+}  # fmt: skip
+AROUND = re.compile("^(num|n|use|with)_|_(size|degree|stage|level|parallel_(size|degree)|dim)$")
 
 
 def no_option(what: str, name: str, known: Sequence[str]) -> Problem:
@@ -86,12 +91,29 @@ def no_option(what: str, name: str, known: Sequence[str]) -> Problem:
     'write max_norm=...'
     >>> no_option("a schedule", "dpp", ["dp", "pp", "zero"]).fix
     'write dp=... or pp=...'
+    >>> no_option("it", "pp_size", ["pp", "replica_sizes"]).fix
+    'write pp=...'
     """
-    meant = [ours for ours, others in OTHER_WORDS.items() if name in others and ours in known]
-    near = meant[:1] or nearest(name, known)
+    near = meant_by(name, known) or nearest(name, known)
     choices = " or ".join(f"{one}=..." for one in near)
     fix = f"write {choices}" if near else f"it may have {', '.join(known)}"
     return Problem(f"{what} has no option {name}", fix)
+
+
+def meant_by(name: str, known: Sequence[str]) -> list[str]:
+    """The option that other systems call so, such as `pp_size` or `zero_stage`.
+
+    >>> known = ["pp", "zero", "tp"]
+    >>> [meant_by(one, known) for one in ("zero_stage", "tensor_parallel_size", "pipe")]
+    [['zero'], ['tp'], []]
+    """
+    for one in (name, AROUND.sub("", name), AROUND.sub("_parallel", name)):
+        if one in known:
+            return [one]
+        found = [ours for ours, others in OTHER_WORDS.items() if one in others and ours in known]
+        if found:
+            return found[:1]
+    return []
 
 
 def nearest(name: str, known: Sequence[str]) -> list[str]:
