@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from piper.errors import RunError, is_out_of_memory
-from piper.plan.instructions import Plan, line
+from piper.plan.instructions import Load, Plan, Run, line
 from piper.runtime.processes.waits import lost
 from piper.runtime.torch_private import pytree
 
+TOO_LARGE = (
+    "token ids and labels count from 0, and must be less than the rows of the embedding, or the "
+    "classes of the loss: is the tokenizer that of the model? ignored labels are -100"
+)
 LARGEST = 3  # buffers that are named
 
 
@@ -26,7 +30,24 @@ def step_error(plan: Plan, position: int, error: Exception, held: Mapping[str, A
     if is_out_of_memory(error):
         states = {state.value for state in plan.states}
         reason = f"out of memory: {held_text(held, states)}\n  {reason}"
+    elif isinstance(error, IndexError) and (ranges := "; ".join(integers(plan, position, held))):
+        reason += f"\n  {ranges}\n  fix: {TOO_LARGE}"
     return RunError(plan.device, where, reason)
+
+
+def integers(plan: Plan, position: int, held: Mapping[str, Any]) -> Iterator[str]:
+    """What the integers of the batch are that a region reads: one of them may be too large."""
+    run, loads = plan.instructions[position], plan.instructions
+    read = set(run.reads) if isinstance(run, Run) else set()
+    for load in (one for one in loads if isinstance(one, Load) and one.role == "batch"):
+        tensor = held.get(load.value) if load.value in read else None
+        if isinstance(tensor, torch.Tensor) and is_index(tensor):
+            low, high = tensor.min().item(), tensor.max().item()
+            yield f"tensor {load.index} of the batch has integers from {low} to {high} here"
+
+
+def is_index(tensor: torch.Tensor) -> bool:
+    return tensor.numel() > 0 and tensor.dtype in (torch.int32, torch.int64)
 
 
 def held_text(held: Mapping[str, Any], states: set[str]) -> str:
