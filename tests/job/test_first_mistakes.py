@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import piper
 from piper import Order, Place, Split, Trainer, where
-from piper.errors import PiperError
+from piper.errors import CaptureError, PiperError
 from piper.strategies import from_csv, from_orders, gpipe, one_f_one_b
 
 X = torch.ones(4, 4)
@@ -145,3 +146,30 @@ def test_models_are_imported_when_they_are_needed() -> None:
 def test_a_builder_is_named_with_its_module() -> None:
     with pytest.raises(AttributeError, match="'gpipe'; it is piper.strategies.gpipe$"):
         _ = piper.gpipe  # type: ignore[attr-defined]
+
+
+def test_a_batch_of_another_form_than_the_example_is_told_so() -> None:
+    """By position, the labels of a Hugging Face model are its attention mask."""
+
+    class OwnLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor, mask: Any = None, labels: Any = None) -> dict[str, Any]:
+            out = self.layer(x) if mask is None else self.layer(x) * mask
+            return {"loss": None if labels is None else (out - labels).square().mean()}
+
+    x = torch.randn(4, 3)
+    given: dict[str, Any] = {"x": x, "labels": x}
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    with piper.Trainer(OwnLoss(), None, example=given, optimizer=sgd) as trainer:
+        trainer.step(given)
+        with pytest.raises(CaptureError) as found:
+            trainer.step(x, x)
+        with pytest.raises(CaptureError) as less:
+            trainer.step({"x": x})
+
+    what = "model: this batch gives the model mask, which the example does not and has no labels"
+    assert what in str(found.value)
+    assert "this batch has no labels, as the example has" in str(less.value)

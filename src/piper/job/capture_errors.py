@@ -1,10 +1,47 @@
-"""What an error of capture means for a known kind of model."""
+"""What an error of capture means for a known kind of model, or for a batch of another form."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
 
-from piper.errors import CaptureError, Problem
+from piper.errors import CaptureError, Problem, some_names
+from piper.job.batch.batch import Batch
+from piper.job.batch.input_names import input_names
+
+
+@dataclass
+class FirstInputs:
+    """What the first batch that was captured gives the model, by name."""
+
+    names: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def explaining(self, model: torch.nn.Module, loss_fn: Any, one: Batch) -> Iterator[None]:
+        try:
+            yield
+        except CaptureError as error:
+            names = input_names(model, loss_fn, one)
+            other = bool(self.names) and names != self.names
+            raise (
+                self.of_other_form(error, names) if other else about_experts(error, model)
+            ) from None
+        self.names = self.names or input_names(model, loss_fn, one)
+
+    def of_other_form(self, error: CaptureError, names: list[str]) -> CaptureError:
+        """`step(ids, labels)` may give the labels to another argument than the example does."""
+        missing = [one for one in self.names if one not in names]
+        more = [one for one in names if one not in self.names]
+        lacks = f"has no {some_names(missing)}, as the example has" * bool(missing)
+        gives = f"gives the model {some_names(more)}, which the example does not" * bool(more)
+        what = f"this batch {' and '.join(filter(None, (gives, lacks))) or 'has another order'}"
+        fix = "give batches in the form of the example, or by name: step(input_ids=..., labels=...)"
+        form = Problem(what, fix)
+        return CaptureError(error.where, form, *error.problems)
 
 
 def about_experts(error: CaptureError, model: torch.nn.Module) -> CaptureError:

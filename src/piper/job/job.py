@@ -20,7 +20,6 @@ from piper.capture.python_state.loss_state import loss_buffers
 from piper.capture.trace.trials.trial_run import TrialRuns
 from piper.costs import Costs
 from piper.directives import Directive, Remat, Split, Strategy
-from piper.errors import CaptureError
 from piper.ir.placement.division import DivisionRequest
 from piper.ir.placement.replicas import Replicas
 from piper.job.arguments import refuse_synchronised_norms, refuse_unmatched, refuse_wrong_model
@@ -29,7 +28,7 @@ from piper.job.batch.batch_arguments import batch_of, example_of, inputs_of
 from piper.job.batch.fixed_rows import FixedRows
 from piper.job.batch.replica_batches import ReplicaBatches
 from piper.job.batch.whole_inputs import KnownInputs, WholeInputs
-from piper.job.capture_errors import about_experts
+from piper.job.capture_errors import FirstInputs
 from piper.job.compile.chosen_directives import plans_text, regions_text, with_stages
 from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.job.compile.division import division_requests, feeds_of, is_dense
@@ -87,6 +86,7 @@ class Job:
     cut: list[Strategy] = field(default_factory=list, repr=False)  # with the stages of the first
     python_state: PythonState = field(default_factory=PythonState, repr=False)
     known_inputs: KnownInputs = field(default_factory=KnownInputs, repr=False)
+    first_inputs: FirstInputs = field(default_factory=FirstInputs, repr=False)
     layers: LayerSearch = field(default_factory=LayerSearch, repr=False)
 
     def __post_init__(self) -> None:
@@ -245,10 +245,8 @@ class Job:
     def captured_as(self, one: Batch, requests: Sequence[DivisionRequest]) -> Captured:
         """For a microbatch, with these divisions."""
         given = self.model, self.loss_fn, self.converted(one).arguments, self.device.type
-        try:
+        with self.first_inputs.explaining(self.model, self.loss_fn, one):
             return capture(*given, requests, self.precision, None, one.whole)
-        except CaptureError as error:
-            raise about_experts(error, self.model) from None
 
     def form(self, captured: Captured, batch: Batch, always: bool = False) -> LossForm:
         """What is proved of the loss. With one microbatch, nothing needs to be, but `always`."""
