@@ -36,9 +36,9 @@ class FirstInputs:
         """`step(ids, labels)` may give the labels to another argument than the example does."""
         missing = [one for one in self.names if one not in names]
         more = [one for one in names if one not in self.names]
-        lacks = f"has no {some_names(missing)}, as the example has" * bool(missing)
-        gives = f"gives the model {some_names(more)}, which the example does not" * bool(more)
-        what = f"this batch {' and '.join(filter(None, (gives, lacks))) or 'has another order'}"
+        said = [f"gives the model {some_names(more)}, which the example does not"] if more else []
+        said += [f"has no {some_names(missing)}, as the example has"] if missing else []
+        what = f"this batch {' and '.join(said) or 'has another order than the example'}"
         fix = "give batches in the form of the example, or by name: step(input_ids=..., labels=...)"
         form = Problem(what, fix)
         return CaptureError(error.where, form, *error.problems)
