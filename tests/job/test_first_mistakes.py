@@ -173,3 +173,20 @@ def test_a_batch_of_another_form_than_the_example_is_told_so() -> None:
     what = "model: this batch gives the model mask, which the example does not and has no labels"
     assert what in str(found.value)
     assert "this batch has no labels, as the example has" in str(less.value)
+
+
+@pytest.mark.parametrize("column", ["output", "labels"])
+def test_a_column_beside_a_row_is_named(column: str) -> None:
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+    model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0) if column == "labels" else nn.Identity())
+    strategy = one_f_one_b(pp=1, microbatches=2)
+    labels = y if column == "labels" else y[:, 0]
+    with pytest.warns(UserWarning, match="Using a target size") as warned:
+        with pytest.raises(PiperError) as found:
+            piper.rehearse(
+                model, lambda a, b: nn.functional.mse_loss(a, b), strategy, [(x, labels)]
+            )
+
+    assert "give output and labels one shape: [4" in str(found.value)
+    assert "write output.squeeze(1), or labels.squeeze(1)" in str(found.value)
+    assert {one.filename for one in warned} == {__file__}

@@ -22,6 +22,7 @@ from piper.capture.precision import Precision
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.regions.cut import Chunk, cut
 from piper.capture.several_shapes import Visit, visit_of
+from piper.capture.source_lines import warnings_at_users_lines
 from piper.capture.trace.arguments.inputs import Inputs, spec_of
 from piper.capture.trace.arguments.outputs import Output
 from piper.capture.trace.cleanup import clean
@@ -138,7 +139,7 @@ def capture(
     types, and so has the example. `trained`: what training updates, for evaluation. `whole`: uncut.
     """
     _require(device)
-    with types_explained(model, precision):
+    with types_explained(model, precision), warnings_at_users_lines():
         with torch.set_grad_enabled(trained is None):  # a forward may ask for it
             traced = trace(model, loss_fn, example, device, precision, whole)
         form, meeting = _shown(traced, model, loss_fn)

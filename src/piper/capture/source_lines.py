@@ -4,8 +4,12 @@ import os
 import sys
 import sysconfig
 import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 
@@ -54,14 +58,39 @@ def current_line() -> str:
     Empty if Piper itself is running: the next user's line is then the one that called it, which
     has nothing to do with the model.
     """
+    frame = _running_frame()
+    return "" if frame is None else short_line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _running_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_CALLERS):
         frame = frame.f_back
     while frame is not None and not is_users(frame.f_code.co_filename):
         if frame.f_code.co_filename.startswith(_CALLERS) and not _is_passed_through(frame):
-            return ""
+            return None
         frame = frame.f_back
-    return "" if frame is None else short_line(frame.f_code.co_filename, frame.f_lineno)
+    return frame
+
+
+@contextmanager
+def warnings_at_users_lines() -> Iterator[None]:
+    """A warning of torch names the line of the model, rather than that of Piper between both."""
+    before = warnings.showwarning
+
+    def show(
+        message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
+        frame = _running_frame() if filename.startswith(_CALLERS) else None
+        if frame is not None:
+            filename, lineno = frame.f_code.co_filename, frame.f_lineno
+        before(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def _is_passed_through(frame: FrameType) -> bool:

@@ -77,7 +77,23 @@ def refuse_no_mean(
         raise_untestable(kind, found[0][1])
         return
     is_sum = all(one.apart("sum") <= 1.0 for seen, _ in found for one in seen)
-    raise no_mean(known, is_sum) if kind == "mean" else no_sum(known.whole, 2 * known.mean)
+    if kind == "sum":
+        raise no_sum(known.whole, 2 * known.mean)
+    raise no_mean(known, is_sum, same_shape(output, labels, samples))
+
+
+def same_shape(output: Output, labels: Any, samples: int) -> str:
+    """What to write where torch makes a matrix of a column and a row."""
+    found = [leaf[0] for leaf in output[0] if is_tensor(leaf)]
+    wanted = [tuple(t.shape) for t in pytree.tree_leaves(labels) if isinstance(t, torch.Tensor)]
+    if len(found) != 1 or len(wanted) != 1 or {len(found[0]), len(wanted[0])} != {1, 2}:
+        return ""
+    if (samples, 1) not in (found[0], (samples, *wanted[0][1:])):
+        return ""
+    return (
+        f"give output and labels one shape: {[*found[0]]} beside {[samples, *wanted[0][1:]]} "
+        "compares each row with each other one; write output.squeeze(1), or labels.squeeze(1); or else "
+    )
 
 
 def prepared(
@@ -158,12 +174,12 @@ def with_whole_labels(loss_fn: Callable[..., Any], batch: Batch) -> tuple[Callab
     return loss, [leaf for k, leaf in enumerate(leaves) if k not in whole]
 
 
-def no_mean(found: Outcome, is_sum: bool) -> InputError:
+def no_mean(found: Outcome, is_sum: bool, shapes: str = "") -> InputError:
     return InputError.of(
         "loss",
         f"on random outputs it is {found.whole:.4g} for some rows together, and {found.mean:.4g} "
         "in the mean of two halves of them: microbatches would not add up to the whole batch",
-        no_mean_fix(is_sum),
+        shapes + no_mean_fix(is_sum),
     )
 
 
