@@ -25,6 +25,16 @@ WRONG = {
     "and with a sign": (["run", str(TINY), "--nproc-per-node=2"], "Did you mean -n?"),
     "a picture": (["view", str(TINY), "--svg", "a.pdf"], "write a.svg"),
     "another picture": (["view", str(TINY), "--png", "a.jpg"], "write a.png"),
+    "a picture of a schedule": (["show", str(TINY), "--svg", "a.png"], "write --svg a.svg"),
+    "a text in a picture": (["show", str(TINY), "-o", "a.png"], "write -o a.svg for the picture"),
+    "a picture of a plan": (
+        ["show", str(TINY), "--plan", "0", "-o", "a.svg"],
+        "leave out the .svg",
+    ),
+    "a picture of a DAG": (["show", str(TINY), "--dag", "--svg", "a.svg"], "is no picture"),
+    "steps beyond the end": (["show", str(TINY), "--steps", "900:10"], "has time steps 0 to"),
+    "no steps": (["show", str(TINY), "--steps", "2:0"], "has time steps 0 to"),
+    "a checkpoint alone": (["checkpoint", "runs/q"], "Write: piper checkpoint show runs/q"),
 }
 
 

@@ -181,11 +181,10 @@ def test_a_column_beside_a_row_is_named(column: str) -> None:
     model = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0) if column == "labels" else nn.Identity())
     strategy = one_f_one_b(pp=1, microbatches=2)
     labels = y if column == "labels" else y[:, 0]
-    with pytest.warns(UserWarning, match="Using a target size") as warned:
-        with pytest.raises(PiperError) as found:
-            piper.rehearse(
-                model, lambda a, b: nn.functional.mse_loss(a, b), strategy, [(x, labels)]
-            )
+    loss = lambda a, b: nn.functional.mse_loss(a, b)  # noqa: E731
+    seen = pytest.warns(UserWarning, match="Using a target size")
+    with seen as warned, pytest.raises(PiperError) as found:
+        piper.rehearse(model, loss, strategy, [(x, labels)])
 
     assert "give output and labels one shape: [4" in str(found.value)
     assert "write output.squeeze(1), or labels.squeeze(1)" in str(found.value)

@@ -31,4 +31,7 @@ class Group(TyperGroup):
         """Scripts are run by a command, as with torchrun, and not by themselves."""
         if args[0].endswith(".py"):
             ctx.fail(f"{args[0]!r} is not a command. To run a script, write: piper run {args[0]}")
+        if args[0] not in self.commands and len(self.commands) == 1:
+            (only,) = self.commands
+            ctx.fail(f"{args[0]!r} is not a command. Write: piper {self.name} {only} {args[0]}")
         return super().resolve_command(ctx, args)

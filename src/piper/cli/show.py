@@ -60,6 +60,7 @@ OfDevice = Annotated[
         help="print the instructions of this device; `after 7` waits for number 7",
     ),
 ]
+PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".pdf", ".html")
 PerNode = Annotated[int | None, typer.Option(help="devices per node, for --network", min=1)]
 OutputOption = Annotated[
     Path | None,
@@ -97,6 +98,7 @@ def show(
     """
     if output is not None and output.suffix == ".svg":
         svg, output = output, None
+    refuse_pictures(svg, output, [plan is not None, dag, after is not None])
     if target.suffix in (".json", ".csv"):
         refuse_arguments(target, context.args)
         with printed_to(output):
@@ -189,6 +191,19 @@ def simulated_lines(compiled: Compiled, machine: SimulatedMachine) -> str:
     costs = f"on {machine.words(compiled)}, with communication"
     idle = f"{costs}: {idle_text(found)}; `piper simulate` says why"
     return f"{idle}\n{waits_text(found)}".rstrip()
+
+
+@usage()
+def refuse_pictures(svg: Path | None, output: Path | None, texts: Sequence[bool]) -> None:
+    """Pictures of another kind, or of what is a text."""
+    if svg is not None and svg.suffix != ".svg":
+        raise InputError.of("--svg", f"{svg} is no .svg", f"write --svg {svg.with_suffix('.svg')}")
+    if output is not None and output.suffix in PICTURES:
+        fix = f"write -o {output.with_suffix('.svg')} for the picture, or a name that ends in .txt"
+        raise InputError.of("--output", f"{output} would be a text", fix)
+    if svg is not None and any(texts):
+        fix = "leave out the .svg, or --plan, --dag and --after; -o FILE.txt keeps their text"
+        raise InputError.of("--svg", "a plan or a DAG is no picture", fix)
 
 
 @usage()

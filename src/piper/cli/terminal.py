@@ -14,7 +14,7 @@ from rich.console import Console
 from piper.cli.usage import usage
 from piper.costs.device_lists import device_numbers
 from piper.errors import InputError
-from piper.ir.by_device.schedule_rows import Rows
+from piper.ir.by_device.schedule_rows import Rows, length
 from piper.view.schedule_grid import Window, grid, legend, summary
 
 UNIT = re.compile(r"(?<=\d) (?=[KMGT]?i?B\b|[num]?s\b|%)")  # between a number and its unit
@@ -57,9 +57,20 @@ def steps_of(text: str) -> tuple[int, int]:
 
 def show_rows(rows: Rows, window: Window, machine: bool = False) -> None:
     """A schedule over time, with what its letters mean. `machine`: idle time is shown elsewhere."""
+    refuse_beyond(rows, window)
     console = Console(soft_wrap=True)
     console.print(grid(rows, window) or "nothing to show", highlight=False, markup=window.painted)
     show_text(f"{summary(rows, machine)}\n{legend(rows)}", window)
+
+
+@usage()
+def refuse_beyond(rows: Rows, window: Window) -> None:
+    """Time steps that a schedule does not have."""
+    first, count = window.steps or (0, 1)
+    last = length(rows)
+    if last and (first >= last or not count):
+        what = f"the schedule has time steps 0 to {last - 1}"
+        raise InputError.of("--steps", what, f"write FIRST:COUNT, for example --steps 0:{last}")
 
 
 def show_text(text: str, window: Window) -> None:

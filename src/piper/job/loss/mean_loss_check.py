@@ -92,7 +92,8 @@ def same_shape(output: Output, labels: Any, samples: int) -> str:
         return ""
     return (
         f"give output and labels one shape: {[*found[0]]} beside {[samples, *wanted[0][1:]]} "
-        "compares each row with each other one; write output.squeeze(1), or labels.squeeze(1); or else "
+        "compares each row with each other one; write output.squeeze(1), or labels.squeeze(1). "
+        "Otherwise, "
     )
 
 
