@@ -75,9 +75,8 @@ def test_what_is_no_list_of_devices_is_refused(devices: object) -> None:
 
     numbers = isinstance(devices, list) and devices
     each = "list devices by their numbers, 0 or more" if numbers else "list each device once"
-    assert str(refused.value) == (
-        f"devices {devices!r} is not a list of devices\n  fix: {each}, such as [0, 2]"
-    )
+    fix = "write devices=[0]" if devices == 0 else f"{each}, such as [0, 2]"
+    assert str(refused.value) == f"devices {devices!r} is not a list of devices\n  fix: {fix}"
 
 
 @pytest.mark.parametrize(

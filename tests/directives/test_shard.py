@@ -188,7 +188,7 @@ def test_json_gives_it_back() -> None:
         ("", "the key 'devices' is missing\n  fix: add \"devices\": ..."),
         (
             ', "devices": 0',
-            "devices 0 is not a list of devices\n  fix: list each device once, such as [0, 2]",
+            "devices 0 is not a list of devices\n  fix: write devices=[0]",
         ),
         (
             ', "devices": [0], "zero": 1',

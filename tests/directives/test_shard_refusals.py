@@ -33,7 +33,7 @@ NO_LIST = "is not a list of devices\n  fix: list each device once, such as [0, 2
         ([], f"devices [] {NO_LIST}"),
         ([0, 0], f"devices [0, 0] {NO_LIST}"),
         ([[0, 0], [1, 2]], f"devices [0, 0] {NO_LIST}"),
-        (3, f"devices 3 {NO_LIST}"),
+        (3, "devices 3 is not a list of devices\n  fix: write devices=[3]"),
     ],
     ids=str,
 )

@@ -209,8 +209,7 @@ NO_LIST = 'strategy: the JSON is not a list\n  fix: write [{"op": "place", ...},
         ),
         (
             {"op": "place", "filter": {}, "devices": 0},
-            "place (directive 1): devices 0 is not a list of devices\n"
-            "  fix: list each device once, such as [0, 2]",
+            "place (directive 1): devices 0 is not a list of devices\n  fix: write devices=[0]",
         ),
         (
             {"op": "place", "filter": {}, "devices": [True]},

@@ -45,7 +45,11 @@ class OwnParallel(nn.DataParallel[nn.Linear]):
 @pytest.mark.parametrize(
     ("given", "what", "fix"),
     [
-        ({"model": functional.mse_loss}, "model: it is of type function", "Trainer(model, loss_fn"),
+        (
+            {"model": functional.mse_loss},
+            "model: it is of type function",
+            "model first, and then loss_fn",
+        ),
         ({"loss_fn": 1.0}, "loss_fn: it is of type float", "a function of the model's output"),
         (
             {"optimizer": MADE},

@@ -31,7 +31,7 @@ REFUSED = {
         (
             table("0F0 0B0", "2F0 2B0"),
             "no rank runs stage 1",
-            "add its actions, or number the 2 stages from 0 without gaps",
+            "add its actions, or number the stages from 0 without gaps",
         ),
     ],
     "every_stage_has_one_rank": [

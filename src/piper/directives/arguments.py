@@ -47,7 +47,7 @@ def no_list(devices: object) -> Problem:
     shown = list(devices) if isinstance(devices, tuple) else devices
     wrong = isinstance(shown, list) and not all(type(one) is int and one >= 0 for one in shown)
     each = "list devices by their numbers, 0 or more" if wrong else "list each device once"
-    fix = f"{each}, such as [0, 2]"
+    fix = f"write devices=[{shown}]" if type(shown) is int else f"{each}, such as [0, 2]"
     return Problem(f"devices {shown!r} is not a list of devices", fix)
 
 

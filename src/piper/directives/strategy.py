@@ -170,6 +170,9 @@ def as_strategy(
     return strategy if isinstance(strategy, Strategy) else Strategy(strategy)
 
 
+SIZES = {"pp": 2, "microbatches": 8}  # an example of what builders need
+
+
 def refuse_uncalled(function: Callable[[int], Any]) -> None:
     """A builder that was not called needs more than the number of devices."""
     kinds = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
@@ -178,8 +181,7 @@ def refuse_uncalled(function: Callable[[int], Any]) -> None:
     if len(needed) > 1:
         name = getattr(function, "__name__", "it")
         what = f"{name} is a function that needs {' and '.join(needed)}"
-        fix = (
-            "give loss_fn before strategy, or call a builder: "
-            "piper.strategies.one_f_one_b(pp=2, microbatches=8)"
-        )
+        fix = "give loss_fn before strategy, or call a builder: one_f_one_b(pp=2, microbatches=8)"
+        if set(needed) <= SIZES.keys():  # it is one
+            fix = f"call it: {name}({', '.join(f'{one}={SIZES[one]}' for one in needed)})"
         raise StrategyError.of("strategy", what, fix)

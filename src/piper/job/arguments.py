@@ -85,7 +85,8 @@ def refuse_wrong_model(model: Any, loss_fn: Any) -> None:
     refuse_class("model", model, "...")
     refuse_class("loss_fn", loss_fn, "")
     if not isinstance(model, torch.nn.Module):
-        raise no("model", model, "write Trainer(model, loss_fn, strategy, example=...)")
+        swapped = "they are exchanged: " * isinstance(loss_fn, torch.nn.Module)
+        raise no("model", model, f"{swapped}give the model first, and then loss_fn")
     refuse_wrapped(model)
     if loss_fn is not None and not callable(loss_fn):
         raise no("loss_fn", loss_fn, "give a function of the model's output and the batch's last")

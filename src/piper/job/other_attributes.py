@@ -9,7 +9,12 @@ from piper.errors import InputError, NoAttribute, did_you_mean, nearest
 STEP = "leave it out: trainer.step includes zero_grad, the backward and the optimizer's step"
 SCHEDULE = "leave it out: trainer.step includes it, after the optimizer; metrics.lr is the rate"
 LOOP = "write `for batch in loader: trainer.step(batch)`, which is in training mode"
-WEIGHTS = "trainer.state_dict() has the trained weights on device 0, for model.load_state_dict"
+WEIGHTS = (
+    "trainer.state_dict() has the trained weights on device 0, for model.load_state_dict; "
+    "trainer.export(folder) writes them, and save_pretrained after piper.from_pretrained"
+)
+WAITS = "leave it out: the processes wait for each other in every step, evaluation and save"
+MEANS = "leave it out: losses, and what trainer.evaluate returns, are those of all replicas"
 RATE = "the metrics of a step have it: trainer.step(batch).lr"
 LOG = 'write Trainer(log="tensorboard"), "wandb", "print" or a .csv file, or use what step returns'
 PRETRAINED = "write trainer.export(folder); a Trainer by piper.from_pretrained has it"
@@ -39,6 +44,8 @@ FIXES = {
     "generate": "save the weights, and load them where you generate: docs/hugging_face.md",
     "model": WEIGHTS,
     "module": WEIGHTS,
+    "unwrap_model": WEIGHTS,
+    "get_state_dict": WEIGHTS,
     "parameters": WEIGHTS,
     "named_parameters": WEIGHTS,
     "load_state_dict": "write trainer.load(path of safetensors), or trainer.resume(folder)",
@@ -69,6 +76,14 @@ FIXES = {
     "world_size": "write trainer.replicas, the number of parts of the data",
     "num_processes": "write trainer.replicas, the number of parts of the data",
     "device": "leave it out: trainer.step moves the batch",
+    "barrier": WAITS,
+    "wait_for_everyone": WAITS,
+    "gather": MEANS,
+    "gather_for_metrics": MEANS,
+    "reduce": MEANS,
+    "all_gather": MEANS,
+    "is_local_main_process": "write trainer.rank == 0",
+    "autocast": 'leave it out: write Trainer(precision="bf16")',
     "prepare": "leave it out: give the model to piper.Trainer, and each process its own batches",
 }
 

@@ -8,7 +8,8 @@ numbered rank by rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Any, NoReturn, TypeVar, Unpack, cast
@@ -234,8 +235,23 @@ def from_orders(
     """
     each = [orders] if isinstance(orders, Order) else orders
     made = [one if isinstance(one, Order) else Order(one) for one in each]
-    built = from_table(table_of_orders(made), dp, **options)
+    with problems_of_orders():
+        built = from_table(table_of_orders(made), dp, **options)
     return Strategy(one for one in built if not isinstance(one, Order)) + made
+
+
+@contextmanager
+def problems_of_orders() -> Iterator[None]:
+    """Problems of a schedule have its short notation: say what it means here."""
+    try:
+        yield
+    except StrategyError as error:
+        if error.where != "schedule":
+            raise
+        first, *others = error.problems
+        where = 'where(PP=0, MB=0, PASS="F")'
+        fix = f"{first.fix} (0F0 means {where}, and rank 0 has the first list)"
+        raise StrategyError("orders", Problem(first.what, fix), *others) from None
 
 
 def one_device_each(

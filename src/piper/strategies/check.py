@@ -43,7 +43,7 @@ def every_number_starts_at_zero(table: Table) -> Iterator[Problem]:
 
 def every_stage_is_there(table: Table) -> Iterator[Problem]:
     for stage in missing(ranks_of(table), table.stages):
-        fix = f"add its actions, or number the {len(ranks_of(table))} stages from 0 without gaps"
+        fix = "add its actions, or number the stages from 0 without gaps"
         yield Problem(f"no rank runs stage {stage}", fix)
 
 

@@ -16,7 +16,7 @@ from piper.runtime.torch_private import has_input_hooks
 Arguments = tuple[Any, ...]
 LIST = "a tuple or list holds the arguments of a step"
 TAKEN = "give those that the model takes"
-LOSS = "give loss_fn, which the last value is for"
+LOSS = "give a loss_fn, which gets the last of them: Trainer(model, loss_fn, ...)"
 SEVERAL = "several labels are one tuple, (x, (y, z))"
 
 
@@ -49,7 +49,7 @@ def fix(
         return f"the inputs are in a {type(given[0]).__name__} of their own: write (*inputs{last})"
     if loss_fn is None:
         listed = len(given) > 1 and fits(shape, (given,), {})
-        taken = "put a list into another one, ([a, b],)" if listed else TAKEN
+        taken = "write ([a, b],) if it takes one list" if listed else TAKEN
         has_labels = len(arguments) > 1 and fits(shape, *split(arguments[:-1]))
         return (
             f"{LOSS}; or, for a model with a loss of its own, {taken}"
