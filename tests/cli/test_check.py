@@ -90,7 +90,7 @@ def test_numerics_compares_with_plain_pytorch() -> None:
     assert result.exit_code == 0, result.output
     assert rows[6:8] == [
         "2 steps in float64, 4 microbatches: the strategy, and plain PyTorch in one process",
-        "on random data like the example (integers from the same range)",
+        "on random data like the example",
     ]
     assert [row.split()[-1] for row in rows[9:11]] == ["agree", "agree"]
     assert rows[-1] == (

@@ -129,7 +129,7 @@ def test_a_step_on_a_gpu_is_written_before_the_next_call(monkeypatch: pytest.Mon
     assert seen == [1, "True: 1", 2, "True: 2", 3, 1, 4]
 
 
-FIRST = "step: 1  loss: 2.00000  grad_norm: 1.0000  memory: 0.25 GiB  tps: 16"
+FIRST = "step: 1  loss: 2.00000  grad_norm: 1.0000  memory: 0.25 GiB  tokens/s: 16"
 SECOND = FIRST.replace("1", "2", 1)
 
 

@@ -173,7 +173,7 @@ def test_it_says_once_where_the_time_is_lost(
     assert (found.device, found.where) == (1, "PP0:B")
     assert found.lost == pytest.approx(0.04)
     assert [one.getMessage() for one in caplog.records] == [
-        "device 1 works 91.0 ms of each step, the others 51.0 ms: it loses 40.0 ms in PP0:B"
+        "device 1 works 91.0 ms of each step, the others 51.0 ms: 40.0 ms more in PP0:B"
     ]
 
 
@@ -181,7 +181,7 @@ def test_a_slow_loader_is_between_steps(run: Callable[..., Stragglers]) -> None:
     found = run(WINDOW + 4, 0.05, 0.04, {}).found
 
     assert found is not None and found.where == "between steps"
-    assert str(found).endswith("it loses 39.0 ms between steps")
+    assert str(found).endswith("39.0 ms more between steps")
 
 
 def test_nothing_is_said_of_equal_devices(run: Callable[..., Stragglers]) -> None:

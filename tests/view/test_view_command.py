@@ -131,6 +131,15 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert names(tmp_path / "both.html") == ["1f1b", "zb-h1"]
 
 
+def test_two_runs_of_one_name_are_told_apart_by_their_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_view(tmp_path / f"{name}.json", measured(pipeline("1f1b")))
+
+    call(tmp_path / "a.json", tmp_path / "b.json", "-o", tmp_path / "both.html")
+
+    assert names(tmp_path / "both.html") == ["1f1b (a.json)", "1f1b (b.json)"]
+
+
 def test_what_follows_a_script_goes_to_it(tmp_path: Path) -> None:
     first, second, config = (tmp_path / name for name in ("a.py", "b.py", "c.json"))
     for path in (first, second, config):

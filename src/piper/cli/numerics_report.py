@@ -30,7 +30,7 @@ def heading(found: Comparison) -> str:
     return (
         f"\n{amount(len(found.steps), 'step')} in {found.dtype}, {parts}: "
         "the strategy, and plain PyTorch in one process\n"
-        "on random data like the example (integers from the same range)"
+        "on random data like the example"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -100,7 +101,7 @@ def view(
     named = targets(target, context.args)
     refuse_missing(*named[-1], before_dashes(context))
     machine = machine_of(device, costs, network, per_node)
-    runs = [data_of(path, rest, machine) for path, rest in named]
+    runs = told_apart([data_of(*one, machine) for one in named], [path for path, _ in named])
     if len(named) == 2 and named[0][0] == named[1][0] and runs[0].nodes == runs[1].nodes:
         print(f"both are the same: does {named[0][0].name} read its arguments, as with argparse?")
     if output is None and not (svg or png or chrome):
@@ -136,6 +137,14 @@ def targets(first: Path, words: list[str]) -> list[tuple[Path, list[str]]]:
         elif word != "--":
             found[-1][1].append(word)
     return found
+
+
+def told_apart(runs: list[ViewData], paths: list[Path]) -> list[ViewData]:
+    """A script and a run of it have one name."""
+    if len({run.name for run in runs}) == len(runs):
+        return runs
+    pairs = zip(runs, paths, strict=True)
+    return [replace(run, name=f"{run.name} ({path.name})") for run, path in pairs]
 
 
 def refuse_missing(target: Path, passed: list[str], own: list[str]) -> None:

@@ -23,7 +23,7 @@ class Slowest:
     """The device that the others wait for, step after step, and where it loses its time.
 
     >>> print(Slowest(1, 0.045, 0.03, "PP0:F", 0.0142))
-    device 1 works 45.0 ms of each step, the others 30.0 ms: it loses 14.2 ms in PP0:F
+    device 1 works 45.0 ms of each step, the others 30.0 ms: 14.2 ms more in PP0:F
     """
 
     device: int
@@ -35,7 +35,7 @@ class Slowest:
     def __str__(self) -> str:
         own, others = (f"{1e3 * one:.1f} ms" for one in (self.seconds, self.others))
         text = f"device {self.device} works {own} of each step, the others {others}"
-        return f"{text}: it loses {1e3 * self.lost:.1f} ms {self.place}" if self.where else text
+        return f"{text}: {1e3 * self.lost:.1f} ms more {self.place}" if self.where else text
 
     @property
     def place(self) -> str:
@@ -57,7 +57,7 @@ class Metrics:
 
     >>> found = Metrics(3, 2, 1024, lambda: Readings(2.5, 1.25, 0.5, 1.0), lr=3e-4)
     >>> found
-    step: 3  loss: 2.50000  grad_norm: 1.2500  lr: 3.00e-04  memory: 1.00 GiB  tps: 2,048
+    step: 3  loss: 2.50000  grad_norm: 1.2500  lr: 3.00e-04  memory: 1.00 GiB  tokens/s: 2,048
     >>> dict(found)["tokens_per_second"], found.mfu
     (2048.0, None)
     """
@@ -156,8 +156,8 @@ class Metrics:
 def rate_text(samples: int, tokens: int | None, seconds: float) -> str:
     """
     >>> rate_text(8, 4096, 0.5), rate_text(8, None, 0.5)
-    ('tps: 8,192', 'samples/s: 16')
+    ('tokens/s: 8,192', 'samples/s: 16')
     """
     if tokens is None:
         return f"samples/s: {samples / seconds:,.0f}"
-    return f"tps: {tokens / seconds:,.0f}"
+    return f"tokens/s: {tokens / seconds:,.0f}"

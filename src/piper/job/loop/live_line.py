@@ -32,8 +32,8 @@ class Shared:
 def fitting(fields: Sequence[str], width: int) -> list[str]:
     """As many fields as there is room for: the first ones, and the last one, which is the speed.
 
-    >>> fitting(["step: 3", "loss: 2.5", "memory: 1.00 GiB", "tps: 2,048"], 36)
-    ['step: 3', 'loss: 2.5', 'tps: 2,048']
+    >>> fitting(["step: 3", "loss: 2.5", "memory: 1.00 GiB", "tokens/s: 2,048"], 41)
+    ['step: 3', 'loss: 2.5', 'tokens/s: 2,048']
     """
     *shown, last = fields
     while len(shown) > 1 and len("  ".join([*shown, last])) > width:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
-from piper.plan.instructions import Instruction, Run
+from piper.plan.instructions import Instruction, Recv, Run, Send, Total
 from piper.runtime.batch import StepInputs
 from piper.runtime.execute import Act, Faster, Program
 from piper.runtime.gpu.graph_choice import GraphChoice
@@ -118,4 +118,13 @@ def name_of(program: Program, k: int, act: Act) -> str:
 
 def doing(one: Instruction) -> str:
     """What an instruction does. It does the same for every microbatch."""
-    return f"{one.region}:{one.phase}" if isinstance(one, Run) else title(one)
+    match one:
+        case Run():
+            return f"{one.region}:{one.phase}"
+        case Send():
+            return f"messages to device {one.peer}"
+        case Recv():
+            return f"messages from device {one.peer}"
+        case Total():
+            return "the sum of the loss over devices"
+    return title(one)

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 def percent(fraction: float) -> str:
     """
-    >>> percent(0.1234), percent(0.004), percent(0.0)
-    ('12 %', '0.4 %', '0 %')
+    >>> percent(0.1234), percent(0.004), percent(0.0001), percent(0.0)
+    ('12 %', '0.4 %', '<0.1 %', '0 %')
     """
+    if 0 < fraction < 0.0005:
+        return "<0.1 %"
     return f"{100 * fraction:.{1 if 0 < fraction < 0.01 else 0}f} %"
 
 
