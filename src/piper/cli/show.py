@@ -110,8 +110,7 @@ def show(
     window = window_of(steps, devices, output)
     machine = machine_of(device, None, network, per_node)
     found = inspected_for(machine, target, words)
-    for one in window.devices or ():
-        device_of(found, one, "--devices")
+    refuse_other_devices(found, window)
     with printed_to(output):
         if after is not None:
             print(dag_after(found, whole_number("--after", after)))
@@ -131,6 +130,11 @@ def show_all(found: Inspected, machine: SimulatedMachine, window: Window) -> Non
     show_sections(found.compiled, window)
     show_lines(whole_model_lines(found.job.strategy, found.captured), window)
     show_mesh(found.compiled, machine, window)
+
+
+def refuse_other_devices(found: Inspected, window: Window) -> None:
+    for one in window.devices or ():
+        device_of(found, one, "--devices")
 
 
 def dag_after(found: Inspected, directives: int) -> str:
