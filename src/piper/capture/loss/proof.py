@@ -57,7 +57,7 @@ def followed(
             twin = twins[node] if twins is not None else None
             call = Call(node, twin, known, rows, frozenset(own))
             try:
-                known[node] = _result(call, model, guesses)
+                known[node] = _of_all_rows(call, _result(call, model, guesses))
             except VALUE_WANTED:  # a size that depends on a value, beside another size
                 known[node] = MIXED
         else:
@@ -67,6 +67,11 @@ def followed(
         if node in batch or constant or computed:
             own.add(node)
     return known
+
+
+def _of_all_rows(call: Call, known: Known) -> Known:
+    """What was found, unless other rows show that only some of them are left."""
+    return call.checked(known) if isinstance(value(call.node), Tensor) else known
 
 
 def _constant(node: fx.Node, twins: Twins | None) -> Known:

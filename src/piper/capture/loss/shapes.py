@@ -71,13 +71,21 @@ def part(call: Call) -> Known:
         return MIXED if 0 in dims else still_numbers(call, known)
     if not isinstance(known, Rows):
         return known
-    whole = call.name == "slice" and shape(call.node) == shape(call.given["self"])
-    if known.dim in dims and whole and call.given.get("step", 1) == 1:
+    if known.dim in dims and takes_all(call):
         return known
     if known.dim in dims:
         return one_row(call, known)
     gone = call.name in ("select", "unbind") and dims[0] < known.dim
     return call.checked(Rows(known.dim - gone, known.over, known.mask))
+
+
+def takes_all(call: Call) -> bool:
+    """Whether a slice has all rows, of any number: `x[:4]` of four rows has not."""
+    if call.name != "slice" or call.given.get("step", 1) != 1:
+        return False
+    pairs = [(call.node, call.given["self"])]
+    pairs += [(call.twin, call.given_twin["self"])] if call.twin is not None else []
+    return all(shape(made) == shape(given) for made, given in pairs)
 
 
 def one_row(call: Call, known: Rows) -> Known:

@@ -87,7 +87,7 @@ class MicrobatchTrials:
         except Exception as error:  # of the model: it ran before, and does not run again
             found = Verdict(untried=f"{type(error).__name__} {first_line(error)}".rstrip())
         alone = min(batch.sizes) == 1  # random rows are often in order, if they are so few
-        whole = found.times == batch.times
+        whole = found.times is not None and found.times == batch.times
         if not captured.meeting and not found.warnings and (alone or not whole):
             found = replace(found, warnings=tuple(batch.warnings(captured, tried=whole)))
         if found.warnings or is_beyond(found.untried):
