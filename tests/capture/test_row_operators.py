@@ -302,6 +302,12 @@ ALONG: dict[str, Callable[[Tensor, int], Tensor]] = {  # along rows: 0; along fe
         if d == 0
         else h + nn.ZeroPad2d((1, -1, 0, 0))(h[None])[0]
     ),
+    "masked scatter of sorted": lambda h, d: (
+        h.masked_scatter(h > 0, h[h > 0].detach().sort().values) if d == 0 else h
+    ),
+    "masked scatter of chosen": lambda h, d: (
+        h.masked_scatter(h > 0, h[h > 0].detach().flip(0)) if d == 0 else h
+    ),
     "fill diagonal": lambda h, d: (
         h.clone().fill_diagonal_(0.0, wrap=True)
         if d == 0
@@ -398,3 +404,39 @@ def test_rows_are_seen_to_meet_where_they_do(name: str, d: int) -> None:
     found = RowPlaces().first(own, every, counts)
 
     assert (found is not None) == meet(mix, d)
+
+
+WRONG: dict[str, Callable[[Tensor], Tensor]] = {
+    "reshape": lambda h: h.T.reshape(h.shape),
+    "view": lambda h: h.T.contiguous().view(h.shape),
+    "view as": lambda h: h.T.contiguous().view_as(h),
+    "heads": lambda h: h.view(-1, 4, 4).transpose(0, 1).reshape(len(h), 16),
+}
+RIGHT: dict[str, Callable[[Tensor], Tensor]] = {
+    "reshape": lambda h: h.T.T.reshape(h.shape),
+    "heads": lambda h: h.view(-1, 4, 4).transpose(1, 2).reshape(len(h), 16),
+    "time first": lambda h: (
+        h.view(-1, 4, 4).transpose(0, 1).reshape(-1, 4).view(4, -1, 4).transpose(0, 1).flatten(1)
+    ),
+    "tokens": lambda h: h.view(-1, 4, 4).flatten(0, 1).view(-1, 16),
+}
+
+
+@pytest.mark.parametrize("rows", [(4, 16), (8, 16), (2, 8), (16, 32), (4, 8)])
+@pytest.mark.parametrize("name", [*WRONG, *(f"right {one}" for one in RIGHT)])
+def test_views_that_take_features_for_rows_are_seen(name: str, rows: tuple[int, int]) -> None:
+    """Also where there are as many features as rows."""
+    cases = WRONG | {f"right {one}": mix for one, mix in RIGHT.items()}
+    model = nn.Sequential(nn.Linear(16, 16), Mix(cases[name]), nn.Linear(16, 16))
+    inputs = inputs_of((torch.randn(rows[0], 16), torch.randn(rows[0], 16)), frozenset())
+
+    given = (calls_of(model, F.mse_loss, inputs.with_rows(n), "cpu", None) for n in rows)
+    found = RowPlaces().first(*given, RowCounts(*rows))
+
+    assert (found is not None) == (name in WRONG)
+
+
+class Mix(nn.Module):
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.forward = mix

@@ -38,6 +38,7 @@ MATRICES = frozenset({  # of the last two dimensions
     "corrcoef", "linalg_multi_dot", "chain_matmul",
 })  # fmt: skip
 WORKING = frozenset({"rot90", "roll", "layer_norm", "rms_norm", "renorm", "flipud", "fliplr"})
+VIEWS = frozenset({"reshape", "view", "reshape_as", "view_as", "resize"})
 TURNS = frozenset({
     "flip", "roll", "remainder", "mod", "fmod", "floor_divide", "floordiv", "rsub", "neg",
     "randperm", "argsort", "sort", "topk",
@@ -87,8 +88,7 @@ class Both:
         (_, own), (_, every) = self.own.inputs[0], self.all.inputs[0]
         if own is None or every is None:
             return []
-        pairs = zip(own[1], every[1], strict=True)
-        return [k - len(own[1]) for k, (a, b) in enumerate(pairs) if a != b]
+        return [k - len(own[1]) for k in places_of_rows(own[1], every[1])]
 
     @property
     def mixes(self) -> bool:
@@ -109,9 +109,23 @@ class Both:
             return not worked_along(self.all, size).isdisjoint(dims)
         if name == "einsum":
             return self.is_contracted
+        if name in VIEWS:
+            return self.is_wrong_view
         if name == "as_strided":
             return dims != [-size] or not self.has_strides_of_rows
         return name in MATRICES and any(dim >= -2 for dim in dims)
+
+    @property
+    def is_wrong_view(self) -> bool:
+        """Whether a dimension of rows is where another one was: `h.T.reshape(h.shape)`. Where it
+        is one with others, as of all tokens, it may be any of them."""
+        given, result = self.all.inputs[0][1][1], self.all.sizes[0][1]
+        before = places_of_rows(self.own.inputs[0][1][1], given)
+        after = places_of_rows(self.own.sizes[0][1], result)
+        if len(before) != 1 or len(after) != 1 or given[before[0]] != result[after[0]]:
+            return False
+        outer = given[: before[0]], result[: after[0]]
+        return not any(None in one for one in outer) and prod(outer[0]) != prod(outer[1])
 
     @property
     def has_strides_of_rows(self) -> bool:
@@ -206,6 +220,12 @@ class Both:
     @property
     def is_integer(self) -> bool:
         return all(is_integer(one) for one in self.all.sizes if one is not None)
+
+
+def places_of_rows(own: Sequence[Any], every: Sequence[Any]) -> list[int]:
+    """The dimensions in which two sizes differ, or which follow from values, which may be rows."""
+    pairs = zip(own, every, strict=True)
+    return [k for k, (a, b) in enumerate(pairs) if a != b or b is None]
 
 
 def sizes_of_rows(own: Any, every: Any) -> list[tuple[int, int]]:
