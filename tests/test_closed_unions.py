@@ -56,7 +56,7 @@ EXPECTED = {
     "Barrier": {
         "ir/by_device/local_dags", "ir/operations", "ir/sizes", "ir/text/text", "passes/schedule",
         "plan/lower/device_work",
-        "view/view_data",
+        "view/node_labels", "view/view_data",
     },
 }  # fmt: skip
 

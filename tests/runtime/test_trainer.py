@@ -224,7 +224,7 @@ def test_every_example_is_short_and_compiles(script: Path) -> None:
     found = inspect(script, NEEDED.get(script.stem, []))
 
     assert found.compiled.plans
-    assert len(script.read_text().splitlines()) < 120
+    assert len(script.read_text().splitlines()) <= 130
 
 
 class Straight(Net):
