@@ -17,8 +17,10 @@ from torch.nn import functional as F
 from piper import Place, Split, rehearse, where
 from piper.errors import PiperError
 from piper.job.loss import trial_size
+from piper.job.loss.loss_reduction import Reduction
 
 CLASSES, WIDTH = 4, 5
+SGD = partial(torch.optim.SGD, lr=0.1)
 BATCHES = {
     "balanced": [0, 1, 2, 3] * 4,
     "one class": [0] * 16,
@@ -92,8 +94,7 @@ def data(labels: list[int]) -> tuple[Tensor, Tensor]:
 
 def train(model: nn.Module, loss: Callable[..., Tensor], labels: list[int], parts: int) -> None:
     strategy = [Place(where(), [0]), Split("MB", parts)]
-    sgd = partial(torch.optim.SGD, lr=0.1)
-    rehearse(model, loss, strategy, [data(labels)], optimizer=sgd)
+    rehearse(model, loss, strategy, [data(labels)], optimizer=SGD)
 
 
 @pytest.mark.parametrize("parts", [2, 16])
@@ -201,3 +202,37 @@ def test_a_vector_of_parameters_is_no_mean() -> None:
         return torch.stack(each).mean()
 
     train(Scaled(), loss, BATCHES["mixed"], 4)
+
+
+class Own(nn.Module):
+    """Computes its own loss, of which only its user can say what it is."""
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layers, self.loss = model(), loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.layers(x), y)
+
+
+NOT_PROVED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "root": lambda o, y: F.cross_entropy(o, y).sqrt(),
+    "logarithm": lambda o, y: o.logsumexp(0).mean() + F.cross_entropy(o, y),
+    "a sum beside": lambda o, y: F.cross_entropy(o, y) + 0.01 * o.square().sum(),
+    "of classes": lambda o, y: F.cross_entropy(o, y, weight=counts(y).sum() / (counts(y) + 1)),
+}
+
+
+@pytest.mark.parametrize("loss", NOT_PROVED.values(), ids=NOT_PROVED)
+@pytest.mark.parametrize("said", ["mean", "sum"])
+def test_what_only_the_user_says_of_a_loss_is_refused_or_warned_of(
+    said: Reduction, loss: Callable[[Tensor, Tensor], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = [Place(where(), [0]), Split("MB", 4)]
+    batches = [data(BATCHES["mixed"])]
+    try:
+        rehearse(Own(loss), None, strategy, batches, optimizer=SGD, reduction=said)
+    except PiperError as error:
+        assert "fix:" in str(error)
+    else:
+        assert "check --numerics" in caplog.text or "one microbatch and one replica" in caplog.text

@@ -94,7 +94,8 @@ class MicrobatchTrials:
             refuse_lost_rows(runs, batch.parts, batch.rows)
         self.verdicts[kind, batch.sizes] = found
         if found.untried and self.is_new(found.untried):
-            LOG.info(UNTRIED, found.untried.rstrip("."))
+            unseen = reduction.is_guessed and runs.loss_fn is None  # only the user's word is left
+            LOG.log(logging.WARNING if unseen else logging.INFO, UNTRIED, found.untried.rstrip("."))
         yield from filter(self.is_new, warnings(found, captured, reduction, said))
         kept = KeptBuffers(runs, batch.replicas, len(batch.sizes)).warnings(captured, one)
         yield from filter(self.is_new, kept)
