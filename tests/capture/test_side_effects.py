@@ -113,6 +113,14 @@ def test_what_a_trace_cannot_see_is_refused(make: Callable[[], nn.Module], messa
     assert str(refused.value) == message
 
 
+def test_a_loss_that_writes_to_its_labels_is_refused_as_the_loss() -> None:
+    def loss_fn(output: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.mse_loss(output, labels.mul_(2))
+
+    with pytest.raises(CaptureError, match=r"^loss: it writes to tensor 1 of the batch"):
+        capture(nn.Linear(6, 6), loss_fn, (torch.zeros(2, 6), torch.zeros(2, 6)))
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -328,7 +328,9 @@ def changed_state(where: str, path: str, value: Any) -> CaptureError:
     """`path` is what changed: an attribute, or an item of what an attribute holds."""
     owner, item, _ = path.partition("[")
     name = owner.rpartition(".")[2]
-    if item or not isinstance(value, Tensor | int | float):
+    if callable(value) and not isinstance(value, Tensor):
+        fix = "change it in your training loop: Piper reads it in each step"
+    elif item or not isinstance(value, Tensor | int | float):
         fix = "keep it in a buffer, or change it in your training loop: Piper reads it in each step"
     elif isinstance(value, Tensor):
         fix = f'let it start with this shape: self.register_buffer("{name}", torch.zeros(...))'
@@ -356,12 +358,11 @@ def foreign_write(where: str) -> CaptureError:
     )
 
 
-def changed_input(index: int) -> CaptureError:
-    return refusal(
-        "model",
-        f"its forward writes to tensor {index} of the batch",
-        "write to a copy: x = x.clone()",
-    )
+def changed_input(index: int, by_loss: bool = False) -> CaptureError:
+    what = f"writes to tensor {index} of the batch"
+    if by_loss:
+        return refusal("loss", f"it {what}", "write to a copy: labels = labels.clone()")
+    return refusal("model", f"its forward {what}", "write to a copy: x = x.clone()")
 
 
 def mixed_rows(where: str) -> CaptureError:

@@ -331,6 +331,7 @@ class Attempt:
         loss_fn = self.loss.bound(after)
         with attributes_lent({**self.parameters, **self.buffers}, before, self.reach):
             found = model_output(self.runs, after, loss_fn, arguments, self.seen, output)
+            _refuse_updated_inputs(batch)
             loss = scalar_loss(found, loss_fn, arguments)
         self.updated[:] = [
             name
@@ -338,7 +339,7 @@ class Attempt:
             if after[name] is not tensor or torch_private.was_updated(tensor)
         ]
         _refuse_updated_parameters([name for name in self.updated if name in self.parameters])
-        _refuse_updated_inputs(batch)
+        _refuse_updated_inputs(batch, by_loss=loss_fn is not None)
         side_effects.refuse_shared_updates(before, after, self.updated, self.reach)
         side_effects.refuse_gradients(self.parameters, before, self.reach)
         for name in self.updated:
@@ -347,9 +348,9 @@ class Attempt:
         return [loss, *(after[name] for name in self.updated)]
 
 
-def _refuse_updated_inputs(batch: list[Tensor]) -> None:
+def _refuse_updated_inputs(batch: list[Tensor], by_loss: bool = False) -> None:
     for index in (k for k, one in enumerate(batch) if torch_private.was_updated(one)):
-        raise refusals.changed_input(index)
+        raise refusals.changed_input(index, by_loss)
 
 
 def model_output(

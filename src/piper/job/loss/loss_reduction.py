@@ -291,9 +291,10 @@ def update_lines(regions: Iterable[Region], parts: int) -> Iterator[str]:
     """A warning for buffers that microbatches compute with and update, one after the other."""
     names = dict.fromkeys(name for one in regions if one.stateful for name in one.reads_state)
     if names:
+        it = "it" if len(names) == 1 else "them"
         yield (
-            f"the model computes with {', '.join(names)} and updates it in its forward: each of "
-            f"{parts} microbatches updates it, as in a loop that accumulates gradients, so the "
+            f"the model computes with {', '.join(names)} and updates {it} in its forward: each of "
+            f"{parts} microbatches updates {it}, as in a loop that accumulates gradients, so the "
             "loss differs from that of one batch; use one microbatch to make them equal"
         )
 

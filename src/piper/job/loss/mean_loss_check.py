@@ -337,7 +337,10 @@ class Trial:
         if whole != whole:
             raise NoNumber("it is nan on some of them")
         if whole != again:
-            raise NoNumber(f"it is {whole:.7g} on some, and {again:.7g} on the same ones again")
+            raise NoNumber(
+                f"it is {whole:.7g} on some, and {again:.7g} on the same ones again: it draws "
+                "random numbers, or changes what it keeps from call to call"
+            )
         size = max(map(abs, (whole, *halves)))
         if not size < float("inf"):
             parts = " and ".join(f"{one:.4g}" for one in halves)
