@@ -321,6 +321,21 @@ ALONG: dict[str, Callable[[Tensor, int], Tensor]] = {  # along rows: 0; along fe
         if d == 0
         else h + h.as_strided((len(h), 1), (WIDTH, 1))
     ),
+    "next one": lambda h, d: (
+        h + F.pad(h, (0, 0, 0, 1)).as_strided(h.shape, (WIDTH, 1), 3)
+        if d == 0
+        else h + (2 * h).as_strided((len(h), 5), (WIDTH, 1), 3).sum(1, keepdim=True)
+    ),
+    "item": lambda h, d: h / h.abs().max().item() if d == 0 else h * torch.tensor(2.0).item(),
+    "item of a mean": lambda h, d: h * (1 + h.mean().item()) if d == 0 else h,
+    "item of a count": lambda h, d: h * (h > 0).sum().item() if d == 0 else h,
+    "mode of integers": lambda h, d: (
+        h
+        * (lambda k: k == (k.mode().values if d == 0 else 3))(h.detach()[:, :3].argmax(1))[:, None]
+    ),
+    "unlike the largest": lambda h, d: (
+        h * (lambda k: k != (k.max() if d == 0 else 3))((h.detach() * 9).long())
+    ),
     "unique": lambda h, d: (
         h
         * (h.detach() > 0).long()[:, 0].unique(return_inverse=True, return_counts=True)[1][:, None]

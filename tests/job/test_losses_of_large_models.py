@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -236,3 +237,57 @@ def test_what_only_the_user_says_of_a_loss_is_refused_or_warned_of(
         assert "fix:" in str(error)
     else:
         assert "check --numerics" in caplog.text or "one microbatch and one replica" in caplog.text
+
+
+WITH_NUMBERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "divided": lambda o, y, s: F.cross_entropy(o, y) + s.square().sum() / len(o),
+    "times": lambda o, y, s: F.cross_entropy(o, y) + 0.01 * len(o) * s.square().sum(),
+    "expanded": lambda o, y, s: F.cross_entropy(o, y) + s.expand(len(o), -1).square().sum(),
+    "ones": lambda o, y, s: F.cross_entropy(o, y) + (s * torch.ones(len(o), 1).to(s)).sum(),
+    "scaled": lambda o, y, s: F.cross_entropy(o, y) * (len(o) / 2),
+    "a tensor": lambda o, y, s: F.cross_entropy(o, y) + s.sum() / o.new_tensor(len(o)),
+    "of each row": lambda o, y, s: (each(o, y) + s.square().sum() / len(o)).mean(),
+    "more or less": lambda o, y, s: F.cross_entropy(o, y) * (3 if len(o) > 8 else 1),
+}
+WITHOUT: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "plain": lambda o, y, s: F.cross_entropy(o, y) + s.square().sum(),
+    "a sum": lambda o, y, s: each(o, y).sum() / len(o) + s.square().mean(),
+    "expanded": lambda o, y, s: F.cross_entropy(o * s.expand(len(o), -1), y),
+    "a mean": lambda o, y, s: F.cross_entropy(o, y) + s.expand(len(o), -1).square().mean(),
+}
+
+
+class Scales(Own):
+    def __init__(self, loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__(lambda out, y: loss(out, y, self.scale))
+        self.scale = nn.Parameter(torch.ones(CLASSES, dtype=torch.float64))
+
+
+def trained_alone(own: nn.Module, **options: Any) -> tuple[float, float]:
+    """The loss after a step with four microbatches, and that of plain PyTorch."""
+    batch, strategy = data(BATCHES["mixed"]), [Place(where(), [0]), Split("MB", 4)]
+    wanted = own(*batch).item()
+    found = rehearse(own, None, strategy, [batch], optimizer=SGD, **options)
+    return found.losses[0], wanted
+
+
+@pytest.mark.parametrize("loss", every(4, WITH_NUMBERS.values(), WITH_NUMBERS))
+def test_a_loss_of_its_own_that_counts_rows_is_refused_or_warned_of(
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    try:
+        trained_alone(Scales(loss))
+    except PiperError as error:
+        assert "fix:" in str(error)
+    else:
+        assert "one microbatch and one replica" in caplog.text
+
+
+@pytest.mark.parametrize("loss", WITHOUT.values(), ids=WITHOUT)
+def test_a_loss_of_its_own_that_is_a_mean_needs_no_warning(
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    found, wanted = trained_alone(Scales(loss))
+
+    assert found == pytest.approx(wanted, rel=1e-12)
+    assert not caplog.text

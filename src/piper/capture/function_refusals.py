@@ -49,3 +49,13 @@ def changed_in_backward(where: str, path: str) -> CaptureError:
         "change it in your training loop: Piper reads it in each step; or compute it in the "
         "forward and keep it in a buffer",
     )
+
+
+def caught_error(where: str, name: str) -> CaptureError:
+    return refusal(
+        where,
+        f"it catches an error of {name}, which only values decide: a captured step always goes on "
+        "as if there was none",
+        "decide by values: `factor, info = torch.linalg.cholesky_ex(k)` and "
+        "`torch.where(info == 0, ...)`; clamp indices",
+    )

@@ -24,6 +24,7 @@ _TRANSFORMS = [
 _NESTED = os.path.join(_TORCH, "nested")
 _GENERATED = ("<eval_with_key", "<frozen", "<string>", "<fx")
 
+_RUNNERS = tuple(os.path.join(_CAPTURE, one) for one in ("trace/forward.py", "loss/form.py"))
 _LOSS_CALL = os.path.join(_CAPTURE, "trace", "arguments", "loss_call.py")
 
 UNKNOWN = "model"
@@ -71,6 +72,17 @@ def _running_frame() -> FrameType | None:
             return None
         frame = frame.f_back
     return frame
+
+
+def frames_of_model() -> list[FrameType]:
+    """The functions of the user's model that run now, from the innermost one."""
+    frame: FrameType | None = sys._getframe(1)
+    found = list[FrameType]()
+    while frame is not None and frame.f_code.co_filename not in _RUNNERS:
+        if is_users(frame.f_code.co_filename):
+            found.append(frame)
+        frame = frame.f_back
+    return [] if frame is None else found
 
 
 @contextmanager

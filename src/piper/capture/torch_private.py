@@ -6,7 +6,7 @@ Those of tracing are in tracing_private.
 import logging
 import operator
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -377,3 +377,12 @@ def checkpoints_as(mark: Callable[[], AbstractContextManager[None]]) -> Iterator
 def as_plain_tensors() -> AbstractContextManager[None]:
     """Subclasses of tensors do not see what is called."""
     return torch._C.DisableTorchFunctionSubclass()
+
+
+def is_symbolic(one: Any) -> bool:
+    """Whether it is a number that follows from values, which a trace does not know."""
+    return isinstance(one, torch.SymInt | torch.SymFloat)
+
+
+def symbols_of(one: Any) -> Iterable[Any]:
+    return one.node.expr.free_symbols if is_symbolic(one) else ()

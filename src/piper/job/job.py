@@ -374,7 +374,8 @@ class Job:
             given = batch, one.rows or 0, reduction.kind, reduction.form
             refuse_bent(self.loss_fn, found.output, *given, trusted=said)
         sizes = self.rows.of_all_microbatches(batch)
-        whole = WholeBatch(sizes, runs, self.precision, parts, self.replicas)
+        form = partial(self.form_anew, found) if self.loss_fn is None else None
+        whole = WholeBatch(sizes, runs, self.precision, parts, self.replicas, form)
         trial = self.trials.lines(self.kind(one), runs, found, one, reduction, said, whole)
         for line in (*reduction.warnings(parts), *trial):
             LOG.warning("%s", line)

@@ -37,7 +37,7 @@ class PythonState:
     def captured(self, model: nn.Module, loss_fn: Any, capture: Callable[[], Captured]) -> Captured:
         """Capture, and watch from then on what was read."""
         outside = Outside() if self.watch is None else self.watch.outside
-        with outside.recording():
+        with outside.recording(), outside.unwritten():
             made = capture()
         if self.watch is None:
             self.watch = Watch(model, loss_fn, outside)

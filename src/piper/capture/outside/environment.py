@@ -12,6 +12,7 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
+from piper.capture.refusals import refusal
 from piper.capture.source_lines import current_line, is_capture, is_pythons, is_torchs
 
 _CHANGING = ("/proc/", "/sys/", "/dev/")  # no files: they differ whenever they are read
@@ -29,6 +30,21 @@ class Outside:
 
     variables: dict[str, str | None] = field(default_factory=dict)
     files: dict[str, Signature] = field(default_factory=dict)
+
+    @contextmanager
+    def unwritten(self) -> Iterator[None]:
+        """An error if a forward changes a variable that it reads: a counter, say."""
+        before = {name: os.environ.get(name) for name in self.variables}
+        yield
+        for name, first in {**self.variables, **before}.items():
+            if os.environ.get(name) != first:
+                raise refusal(
+                    "model",
+                    f"its forward changes os.environ[{name!r}], which a captured step would not "
+                    "repeat",
+                    "count in a buffer, or change it in your training loop: Piper reads it in each "
+                    "step",
+                )
 
     def changes(self) -> Iterator[tuple[str, str]]:
         """What differs now, as text."""

@@ -14,12 +14,14 @@ from piper.capture.observers import observers_aside
 from piper.capture.precision import Precision
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.source_lines import is_in_loss, line_of
+from piper.capture.torch_private import VALUE_WANTED
 from piper.capture.trace import functions, side_effects
 from piper.capture.trace.conversions import converting
 from piper.capture.trace.decisions.seeds import refusing_seeds
 from piper.capture.trace.hidden_contexts import refusing_hidden_contexts
 from piper.capture.trace.replaced.as_in_eager import AsInEager
 from piper.capture.trace.replaced.calls import ReplacedCalls
+from piper.capture.trace.replaced.caught_errors import refusing_swallowed
 from piper.capture.trace.replaced.numbers import numbers_as_text, numbers_of_python
 from piper.capture.trace.replaced.texts import texts_only_printed
 from piper.capture.trace.replaced.transformer_private import masks_as_given
@@ -34,6 +36,7 @@ def tracing(
 ) -> Iterator[None]:
     """While this is open, the view can be traced, and the model must not change."""
     with ExitStack() as stack:
+        stack.enter_context(refusing_swallowed((CaptureError, *VALUE_WANTED)))
         stack.enter_context(errors_only_raised())
         stack.enter_context(functions.intercepted())
         stack.enter_context(observers_aside())

@@ -9,6 +9,7 @@ from torch import Tensor
 from piper.capture import refusals
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import has_values, is_real, outside_of_traces
+from piper.capture.trace.replaced.caught_errors import refuse_caught
 from piper.capture.trace.replaced.diagonals import fill_diagonal
 from piper.capture.trace.replaced.equal_masks import EqualMasks
 from piper.capture.trace.replaced.losses import ctc, gaussian
@@ -32,7 +33,8 @@ class ReplacedCalls(torch.overrides.TorchFunctionMode):
         self.functions = {**(REPLACED if functions is None else functions), **EqualMasks().calls}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        other = self.functions.get(getattr(func, "__name__", ""))
+        refuse_caught(name := getattr(func, "__name__", ""), args)
+        other = self.functions.get(name)
         found = other(func, *args, **(kwargs or {})) if other else NotImplemented
         return func(*args, **(kwargs or {})) if found is NotImplemented else found
 

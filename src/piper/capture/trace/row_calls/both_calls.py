@@ -129,14 +129,15 @@ class Both:
 
     @property
     def has_strides_of_rows(self) -> bool:
-        """Whether the first dimension of an `as_strided` goes from row to row."""
-        rank = len(self.all.sizes[0][1])
-        row = prod(self.all.inputs[0][1][1][1:])
-        return (
-            rank > 0
-            and self.results[0] == [self.all.sizes[0][1][0]]
-            and (self.all.numbers[rank] == row)
-        )
+        """Whether the first dimension of an `as_strided` goes from row to row, and others stay in
+        it."""
+        sizes, numbers = self.all.sizes[0][1], self.all.numbers
+        rank, row = len(sizes), prod(self.all.inputs[0][1][1][1:])
+        if rank == 0 or self.results[0] != [sizes[0]] or numbers[rank] != row:
+            return False
+        strides, first = numbers[rank + 1 : 2 * rank], sum(numbers[2 * rank :])
+        last = sum((size - 1) * step for size, step in zip(sizes[1:], strides, strict=True))
+        return bool(first + last < row)
 
     @property
     def numbers_data(self) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from piper.capture.source_lines import current_line
-from piper.capture.torch_private import has_values
+from piper.capture.torch_private import has_values, is_symbolic, symbols_of
 
 ARITHMETIC = frozenset({
     "add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide", "truediv",
@@ -25,6 +25,8 @@ ARITHMETIC = frozenset({
     "clamp_min", "clamp_max", "clip", "addcmul", "addcdiv", "lerp", "masked_fill", "fill",
     "full_like", "where", "softplus", "leaky_relu", "dropout",
 })  # fmt: skip
+
+COMPARISONS = frozenset({"gt", "lt", "ge", "le", "eq", "ne"})
 
 
 def gradient() -> None:
@@ -70,6 +72,7 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
         self.calls = list[RecordedCall]()
         self.places = dict[int, Any]()  # of tensors, by id: the call that gave it, or its number
         self.alive = list[Tensor]()  # ids are used again for others
+        self.symbols = dict[Any, Any]()  # of `.item()`: the call that gave it
 
     @contextmanager
     def of_backward(self, gradients: Sequence[Any]) -> Iterator[None]:
@@ -89,7 +92,8 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
         if self.silent or torch.compiler.is_dynamo_compiling():  # it traces this inside torch.cond
             return found
         results, given = list(flat(found)), list(flat((args, kwargs)))
-        touched = given if found is None else results  # no_grad and the like touch no tensor
+        quiet = found is None or is_symbolic(found)  # no_grad and the like touch no tensor
+        touched = given if quiet else results
         if any(isinstance(one, Tensor) for one in touched):
             self.keep(func, given, results, args)
         return found
@@ -103,6 +107,7 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
         in_loss = len(self.outputs) > self.before and not self.backward
         how = torch.is_grad_enabled(), in_loss
         inputs = tuple((self.source(t), described(t)) for t in given if isinstance(t, Tensor))
+        inputs += tuple(self.numbers(func, given))
         part = written(*args[:2]) if func is torch.Tensor.__setitem__ else None
         writes = part is not None or (bool(given) and any(one is given[0] for one in results))
         self.calls.append(
@@ -124,6 +129,14 @@ class RecordedCalls(torch.overrides.TorchFunctionMode):
             if isinstance(one, Tensor):
                 self.places[id(one)] = (place, k)
                 self.alive.append(one)
+            self.symbols.update((symbol, (place, k)) for symbol in symbols_of(one))
+
+    def numbers(self, func: Any, given: list[Any]) -> Iterator[tuple[Any, Any]]:
+        """Numbers that `.item()` gave, where they are computed with."""
+        if getattr(func, "__name__", "").strip("_") in ARITHMETIC | COMPARISONS:
+            for one in given:
+                found = (self.symbols.get(symbol) for symbol in symbols_of(one))
+                yield from ((source, described(one)) for source in found if source is not None)
 
     def constants(self, given: list[Any]) -> Iterator[Any]:
         """The elements of small constants that no call gave."""
@@ -179,6 +192,8 @@ def is_number(one: Any) -> bool:
 
 def described(one: Any) -> Any:
     """The type and the sizes of a tensor. Sizes that depend on values are not known."""
+    if is_symbolic(one):
+        return type(one).__name__.lower(), ()
     if not isinstance(one, Tensor):
         return None
     return str(one.dtype), tuple(n if isinstance(n, int) else None for n in one.shape)

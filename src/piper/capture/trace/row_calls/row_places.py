@@ -63,7 +63,7 @@ MEETING = frozenset({  # of what comes from all rows, and rows
     "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "truediv", "pow",
     "itruediv", "rtruediv", "where", "masked_fill", "maximum", "minimum", "clamp", "cat", "stack",
     "matmul", "mm", "bmm", "linear", "addmm", "einsum", "rpow", "lerp", "addcmul", "addcdiv", "gt",
-    "lt", "ge", "le", "scaled_dot_product_attention",
+    "lt", "ge", "le", "eq", "ne", "scaled_dot_product_attention",
 })  # fmt: skip
 
 
