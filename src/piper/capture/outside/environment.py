@@ -33,18 +33,16 @@ class Outside:
 
     @contextmanager
     def unwritten(self) -> Iterator[None]:
-        """An error if a forward changes a variable that it reads: a counter, say."""
-        before = {name: os.environ.get(name) for name in self.variables}
+        """An error if a forward changes a variable or a file that it reads: a counter, say."""
+        known = {*self.changes()}
         yield
-        for name, first in {**self.variables, **before}.items():
-            if os.environ.get(name) != first:
-                raise refusal(
-                    "model",
-                    f"its forward changes os.environ[{name!r}], which a captured step would not "
-                    "repeat",
-                    "count in a buffer, or change it in your training loop: Piper reads it in each "
-                    "step",
-                )
+        for what in (one for one, now in self.changes() if (one, now) not in known):
+            raise refusal(
+                "model",
+                f"its forward changes {what}, which a captured step would not repeat",
+                "count in a buffer, or change it in your training loop: Piper reads it in each "
+                "step",
+            )
 
     def changes(self) -> Iterator[tuple[str, str]]:
         """What differs now, as text."""
@@ -95,8 +93,8 @@ class Outside:
         if not isinstance(path, str | os.PathLike) or not _is_users():
             return
         name = os.path.abspath(os.fspath(path))
-        if not str(name).startswith(_CHANGING):
-            self.files.setdefault(str(name), signature_of(str(name)))
+        if not str(name).startswith(_CHANGING) and self.files.get(str(name)) is None:
+            self.files[str(name)] = signature_of(str(name))
 
 
 def signature_of(path: str) -> Signature:

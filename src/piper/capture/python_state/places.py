@@ -1,5 +1,6 @@
 """Where values are kept: attributes, items, variables of closures, globals, class attributes."""
 
+import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -322,7 +323,7 @@ def put(container: Any, key: Any, value: Any) -> None:
             return
         case _ if value is ABSENT:
             delattr(container, key)
-        case type():
+        case type() | threading.local():
             setattr(container, key, value)
         case _:
             object.__setattr__(container, key, value)

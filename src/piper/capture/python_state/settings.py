@@ -1,6 +1,7 @@
 """Settings of torch and Python that the user's code asks for: precision, determinism, the seed."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
@@ -10,6 +11,7 @@ import torch
 
 from piper.capture.outside.python_settings import of_python
 from piper.capture.python_state.reach import Reach
+from piper.capture.refusals import refusal
 
 _ASKING = ("get_", "is_", "are_", "initial_seed")
 # The Trainer refuses these modes around a step, or sets them itself:
@@ -46,6 +48,19 @@ def settings(reach: Reach, held: Iterable[Any] = ()) -> list[Setting]:
     found = [Setting(path, ask, _asked(ask)) for path, ask in asked.items()]
     found += [Setting(path, ask, ask()) for path, ask in of_python(reach.names)]
     return [one for one in found if one.first is not None]
+
+
+@contextmanager
+def settings_kept(reach: Reach) -> Iterator[None]:
+    """An error if a forward changes a setting that it asks for."""
+    before = settings(reach)
+    yield
+    for path, _ in (change for one in before for change in one.changes()):
+        raise refusal(
+            "model",
+            f"its forward changes {path}, which a captured step would not repeat",
+            "set it in your training loop: Piper reads it in each step",
+        )
 
 
 def _named(reach: Reach) -> Iterator[tuple[str, Callable[[], Any]]]:

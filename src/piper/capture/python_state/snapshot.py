@@ -23,6 +23,7 @@ from piper.capture.python_state.places import (
     put,
 )
 from piper.capture.python_state.reach import Reach
+from piper.capture.torch_private import own_modules
 
 Key = tuple[str, int]  # a path, and a number: closures may have the same names
 
@@ -48,13 +49,15 @@ class Snapshot:
         walk, again = Walk(), Counter[str]()
         self.tokens: dict[Key, Token] = {}
         self.places: dict[Key, Place] = {}
-        self.orders: dict[Key, list[Any]] = {}  # the keys of dicts
+        self.orders: dict[Key, list[Any]] = {}  # the keys of dicts, and the children of modules
         for place in walk.of(reach.roots):
             key = place.path, again[place.path]
             again[place.path] += 1
             self.tokens[key], self.places[key] = (*place.token, *which(place, walk)), place
             if isinstance(place.value, dict):
                 self.orders[key] = [key for key, _ in items_of(place.value)]
+            elif isinstance(place.value, nn.Module):
+                self.orders[key] = [*own_modules(place.value).values()]
         self.holders = [(one, children(one.value)) for one in walk.seen.values()]
         self.roots = [(root, get(root.container, root.key)) for root in reach.roots]
 
@@ -68,7 +71,7 @@ class Snapshot:
                 yield Change(self.places.get(key), after.places.get(key))
 
     def reordered(self, after: "Snapshot") -> Iterator[Place]:
-        """Dicts with the same keys in another order."""
+        """Dicts with the same keys in another order, and modules with the same children."""
         for key, order in self.orders.items():
             now = after.orders.get(key, order)
             if now != order and {*map(id, now)} == {*map(id, order)}:

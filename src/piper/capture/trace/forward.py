@@ -17,6 +17,7 @@ from piper.capture.python_state.carried import Once, same_results
 from piper.capture.python_state.clocks import refuse_clocks
 from piper.capture.python_state.graph_equality import Numbering
 from piper.capture.python_state.loss_state import OWNER, LossCopy, loss_buffers, reach_of_both
+from piper.capture.python_state.settings import settings_kept
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.python_state.tensor_attributes import attributes_lent
 from piper.capture.source_lines import line_of
@@ -253,7 +254,7 @@ class Attempt:
     def settled(self, decisions: Callable[[], RandomDecisions]) -> Once:
         """One trace that leaves Python state as it was."""
         self.decisions = decisions
-        with acting_as(self.model, self.view):
+        with acting_as(self.model, self.view), settings_kept(self.reach):
             once = self.once()
             try:
                 if changes := once.changes:
