@@ -37,7 +37,8 @@ def meeting_rows(traced: Traced, again: Callable[[Inputs], fx.GraphModule]) -> s
 
 
 def _name(node: fx.Node) -> str:
-    return f"aten.{base_name(node)}"
+    name = base_name(node)
+    return f"aten.{name}" if name else f"torch.{node.target}"
 
 
 def _by_chance(traced: Traced, again: Callable[[Inputs], fx.GraphModule]) -> bool:
@@ -73,7 +74,7 @@ def _first_cause(graph: fx.Graph, batch: Sequence[fx.Node], inputs: Inputs) -> f
 
 def _cause(call: Call) -> fx.Node | None:
     """The operation over several rows whose result is used for rows here."""
-    if pairs_rows(call):
+    if pairs_rows(call) or _is_decided(call) or _is_scanned(call):
         return call.node
     if not _is_floating(call.node):
         return None
@@ -82,6 +83,34 @@ def _cause(call: Call) -> fx.Node | None:
     if _is_replaced(call):
         return call.node
     return call.node if works_along_rows(call) else _reduced_beside_rows(call)
+
+
+def _is_decided(call: Call) -> bool:
+    """Whether all rows together decide what happens, or how often: `torch.cond`, `while_loop`."""
+    if (name := str(call.node.target)) == "cond":
+        return call.known.get(call.node.args[0], FIXED) != FIXED
+    if name != "while_loop":
+        return False
+    condition, _, *carried = call.node.args
+    given = [one for part in carried for one in part]
+    graph = _inside(condition).graph
+    pairs = zip(graph.find_nodes(op="placeholder"), given, strict=False)
+    asked = closure([graph.output_node()], stop=())
+    return any(node in asked and call.known.get(one, FIXED) != FIXED for node, one in pairs)
+
+
+def _is_scanned(call: Call) -> bool:
+    """Whether a `scan` goes from row to row."""
+    if (name := str(call.node.target)) not in ("scan", "associative_scan"):
+        return False
+    scanned = call.node.args[2 if name == "scan" else 1]
+    return any(call.known.get(one) == Rows(0) for one in scanned)
+
+
+def _inside(function: fx.Node) -> fx.GraphModule:
+    """What a higher-order operator calls."""
+    module = function.graph.owning_module
+    return getattr(module, str(function.target))
 
 
 def _norm_in_use(call: Call) -> fx.Node | None:

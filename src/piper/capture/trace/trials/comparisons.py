@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from piper.capture.torch_private import named_arguments
+from piper.capture.torch_private import HigherOrderOperator, TorchDispatchMode, named_arguments
 from piper.capture.trace.trials.reduced_rows import tensors
 
 COMPARED = frozenset({
@@ -27,6 +27,10 @@ LOOKED_UP = {  # the dimension that indices belong to; None: a call says it
     "nll_loss_forward": 1,
     "nll_loss2d_forward": 1,
 }
+MISSING = frozenset({
+    "isnan", "isinf", "isfinite", "nan_to_num", "nansum", "nanmean", "nanmedian", "nanquantile",
+    "isposinf", "isneginf",
+})  # fmt: skip
 FEW = 16  # elements of a tensor of such numbers
 MOST = 32  # of these numbers in all
 LARGEST = 1e6
@@ -38,9 +42,12 @@ class Comparisons:
 
     constants: dict[float, None] = field(default_factory=dict)  # in the order of calls
     tables: dict[int, None] = field(default_factory=dict)
+    ignored: dict[int, None] = field(default_factory=dict)  # labels
+    missing: bool = False  # whether it asks which numbers are NaN or infinite
 
     def see(self, operator: Any, args: Any, kwargs: Any) -> None:
         name = operator.overloadpacket.__name__
+        self.missing |= name in MISSING or (name in ("eq", "ne") and asks_for_nan(args))
         if name in LOOKED_UP:
             self._look_up(name, named_arguments(operator, args, kwargs))
         elif name in COMPARED:
@@ -50,6 +57,8 @@ class Comparisons:
 
     def _look_up(self, name: str, given: dict[str, Any]) -> None:
         table = next(iter(given.values()))
+        if "ignore_index" in given:
+            self.ignored[given["ignore_index"]] = None
         dim = given.get("dim") if LOOKED_UP[name] is None else LOOKED_UP[name]
         if dim is not None and -table.dim() <= dim < table.dim():
             self.tables[table.shape[dim]] = None
@@ -58,6 +67,27 @@ class Comparisons:
         for one in found:
             if abs(one) <= LARGEST and len(self.constants) < MOST:
                 self.constants[one] = None
+
+
+class Comparing(TorchDispatchMode):
+    """Keeps what is compared while it is open."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, comparisons: Comparisons) -> None:
+        super().__init__()
+        self.comparisons = comparisons
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not isinstance(func, HigherOrderOperator):
+            self.comparisons.see(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def asks_for_nan(args: Any) -> bool:
+    """`x != x`, or `x.abs() != inf`, as `isfinite` does."""
+    one, other = args[:2]
+    return one is other or (isinstance(other, float) and other == float("inf"))
 
 
 def numbers(given: Any) -> Iterator[float]:

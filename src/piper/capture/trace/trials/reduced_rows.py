@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from piper.capture.source_lines import current_line
-from piper.capture.torch_private import TorchDispatchMode, pytree, storage_id, writes
+from piper.capture.torch_private import (
+    HigherOrderOperator,
+    TorchDispatchMode,
+    pytree,
+    storage_id,
+    writes,
+)
 
 Shape = tuple[int, ...]
 LIKE = ("_like", "new_empty", "new_full", "new_ones", "new_zeros")  # names end so: only sizes count
@@ -61,6 +67,8 @@ class OtherValues(TorchDispatchMode):
     several things, as those of tokens for experts, stay as they are: other results belong to them.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(
         self, batch: Collection[Tensor], places: Collection[Place], shift: float | None
     ) -> None:
@@ -71,6 +79,8 @@ class OtherValues(TorchDispatchMode):
         self.lines: list[str] = []  # of the calls whose results were moved
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **(kwargs or {}))
         found, place = func(*args, **(kwargs or {})), (func, self.times[func])
         self.times[func] += 1
         name = func.overloadpacket.__name__

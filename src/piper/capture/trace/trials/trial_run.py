@@ -14,6 +14,7 @@ from piper.capture.autograd_private import apply_function, functions_as
 from piper.capture.python_state.loss_state import Loss
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
+    HigherOrderOperator,
     TorchDispatchMode,
     is_custom,
     named_arguments,
@@ -127,7 +128,9 @@ class TrialRuns:
         copy = self.copies.pop(dtype, None) or TrialCopy.of(self.model, self.loss_fn, dtype)
         types, seen = SameDraws(dtype, sizes, numbers or SameNumbers()), Calls(calls)
         types.comparisons = self.comparisons
-        with copy.alone(), types, others or nullcontext(), seen, functions_as(types.apply):
+        # Dynamo, which `torch.cond` calls, would remember that it may not run below a mode.
+        eager = torch.compiler.set_stance("force_eager")
+        with eager, copy.alone(), types, others or nullcontext(), seen, functions_as(types.apply):
             found = _called(copy.view, copy.loss_fn, state, arguments, types, seen)
         if copy.is_as_before():
             self.copies[dtype] = copy
@@ -199,6 +202,8 @@ class SameDraws(TorchDispatchMode):
     With a `dtype`, conversions to coarser ones convert to it. `sizes`: keep those of all calls.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, dtype: torch.dtype | None, sizes: bool, numbers: Numbers) -> None:
         super().__init__()
         self.numbers, self.drawn = numbers, list[Drawn]()
@@ -217,6 +222,8 @@ class SameDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
         if func is aten._to_copy.default and kwargs.get("dtype") in COARSER:
             if (coarse := kwargs["dtype"]) not in self.rounded:
                 self.rounded[coarse] = current_line()
