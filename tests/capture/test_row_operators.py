@@ -455,3 +455,54 @@ class Mix(nn.Module):
     def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.forward = mix
+
+
+COUNTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "divided": lambda h, s: h + s / len(h),
+    "ones": lambda h, s: h * torch.ones(len(h)).sum(),
+    "a tensor": lambda h, s: h * torch.tensor(len(h)),
+    "a new one": lambda h, s: h * h.new_tensor(len(h)),
+    "full": lambda h, s: h * h.new_full((len(h), 1), len(h)),
+    "numbers": lambda h, s: h * torch.arange(len(h)).sum() * 0.01,
+    "between": lambda h, s: h * torch.linspace(0, len(h), WIDTH),
+    "turned": lambda h, s: h.roll(len(h) % 3, 1),
+    "product": lambda h, s: h + torch.ones(1, len(h)) @ torch.ones(len(h), 1),
+    "a mean": lambda h, s: h * (torch.arange(len(h)) * 1.0).mean(),
+}
+SIZES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "full": lambda h, s: h * h.new_full((len(h), 1), 2.0),
+    "ones": lambda h, s: h * torch.ones(len(h), 1),
+    "expanded": lambda h, s: h + s.expand(len(h), -1),
+    "cat": lambda h, s: torch.cat([h, h.new_zeros(len(h), 1)], 1)[:, :WIDTH],
+    "columns": lambda h, s: h * torch.ones(h.shape[1]).sum(),
+    "padded": lambda h, s: F.pad(h, (0, 0, 0, 1))[: len(h)],
+}
+
+
+class Scaled(nn.Module):
+    def __init__(self, use: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.scale, self.use = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.ones(1)), use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self.first(x), self.scale)
+
+
+def seen(model: nn.Module) -> bool:
+    inputs, counts = inputs_of((torch.randn(4, WIDTH), torch.randn(4, WIDTH)), frozenset()), (4, 8)
+    own, every = (
+        calls_of(model, F.mse_loss, inputs.with_rows(rows), "cpu", None) for rows in counts
+    )
+    if RowCounts(*counts).first_difference(own, every) is not None:
+        return True
+    return RowPlaces().first(own, every, RowCounts(*counts)) is not None
+
+
+@pytest.mark.parametrize("use", COUNTS.values(), ids=COUNTS)
+def test_the_number_of_rows_is_seen_where_rows_use_it(use: Callable[..., Tensor]) -> None:
+    assert seen(Scaled(use))
+
+
+@pytest.mark.parametrize("use", SIZES.values(), ids=SIZES)
+def test_sizes_that_follow_it_are_not(use: Callable[..., Tensor]) -> None:
+    assert not seen(Scaled(use))

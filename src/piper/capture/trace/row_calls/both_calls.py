@@ -39,6 +39,10 @@ MATRICES = frozenset({  # of the last two dimensions
 })  # fmt: skip
 WORKING = frozenset({"rot90", "roll", "layer_norm", "rms_norm", "renorm", "flipud", "fliplr"})
 VIEWS = frozenset({"reshape", "view", "reshape_as", "view_as", "resize"})
+FILLED = frozenset({"full", "new_full", "full_like", "fill"})  # with a value, after sizes
+SIZED = frozenset({
+    "getitem", "narrow", "select", "size", "empty", "new_empty", "zeros", "new_zeros", "deepcopy",
+})  # fmt: skip
 TURNS = frozenset({
     "flip", "roll", "remainder", "mod", "fmod", "floor_divide", "floordiv", "rsub", "neg",
     "randperm", "argsort", "sort", "topk",
@@ -172,6 +176,16 @@ class Both:
         given = self.all.numbers
         ordered = len(given) < 2 or (given[0] == 0 and given[2:] in ((), (1,)))
         return self.all.name in TURNS or (self.all.name == "arange" and not ordered)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the number of rows becomes a value: `torch.tensor(len(x))`, `norm / len(x)`."""
+        own, every = self.own.numbers, self.all.numbers
+        if self.all.in_loss or own == every or not self.all.sizes:
+            return False
+        if self.all.name in FILLED:
+            return own[-1] != every[-1]
+        return self.own.sizes == self.all.sizes and self.all.name not in SIZED
 
     @property
     def counts_rows(self) -> bool:

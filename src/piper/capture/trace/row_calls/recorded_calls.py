@@ -23,7 +23,7 @@ ARITHMETIC = frozenset({
     "floordiv", "floor_divide", "pow", "float_power", "mod", "remainder", "fmod", "radd", "rmul",
     "rtruediv", "rfloordiv", "rpow", "rmod", "iadd", "isub", "imul", "itruediv", "ipow", "clamp",
     "clamp_min", "clamp_max", "clip", "addcmul", "addcdiv", "lerp", "masked_fill", "fill",
-    "full_like", "where", "softplus", "leaky_relu", "dropout",
+    "full_like", "where", "softplus", "leaky_relu", "dropout", "roll",
 })  # fmt: skip
 
 COMPARISONS = frozenset({"gt", "lt", "ge", "le", "eq", "ne"})

@@ -49,7 +49,7 @@ OFFSETS = frozenset({
 })  # fmt: skip
 QUOTIENTS = ("floordiv", "floor_divide", "div")  # of places of several elements of each row
 UNIQUE = frozenset({"unique", "unique2", "unique_dim", "unique_consecutive"})
-LIKE_ANOTHER = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})
+LIKE_ANOTHER = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to", "deepcopy"})
 WITHOUT_VALUES = frozenset({
     "size", "dim", "zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones",
     "new_empty", "new_full", "new_tensor", "numel", "len", "is_floating_point",
@@ -147,6 +147,8 @@ class RowPlaces:
             return Meeting(both.all.line, numbered=False)
         if name in GIVEN:
             return Kind.FREE if both.is_integer else Kind.DATA
+        if both.counts:
+            return Kind.OF_ALL
         if name in WITHOUT_VALUES:
             return Kind.CONSTANT
         if name in LIKE_ANOTHER:
@@ -207,6 +209,8 @@ def constant(both: Both, inputs: Inputs, known: list[Kind]) -> Kind:
     own = both.all.name in GETS and known[0] is Kind.CONSTANT and bool(inputs[0][1])
     counted = not NUMBERED.isdisjoint(known)
     numbers = both.counts_rows or begins(both) or (counted and not (own or both.repeats))
+    if not any(both.results) and any(sizes for _, sizes in inputs) and not both.all.in_loss:
+        return Kind.OF_ALL  # as many as there are rows, or a mean
     if not any(both.results) or not numbers:
         return Kind.CONSTANT
     return Kind.MOVED if both.moves or Kind.MOVED in known else Kind.NUMBERS

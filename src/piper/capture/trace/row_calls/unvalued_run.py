@@ -11,6 +11,7 @@ from piper.capture.precision import TYPES, Precision
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.trace.arguments.fakes import fake_input
 from piper.capture.trace.arguments.inputs import Inputs
+from piper.capture.trace.arguments.outputs import Output
 from piper.capture.trace.decisions.random_decisions import RandomDecisions
 from piper.capture.trace.forward import Attempt, Loss, model_output, scalar_loss
 from piper.capture.trace.functions import entered
@@ -37,6 +38,20 @@ def run_once(
     attempt = Attempt(model, loss_fn, inputs, device, precision)
     with _running(attempt):
         _forward(attempt, others)
+
+
+def output_of(
+    model: nn.Module,
+    loss_fn: Loss | None,
+    inputs: Inputs,
+    device: str,
+    precision: Precision | None,
+) -> Output:
+    """What the model returns, with sizes in place of tensors."""
+    attempt = Attempt(model, loss_fn, inputs, device, precision)
+    with _running(attempt):
+        _forward(attempt, None)
+    return attempt.seen[-1]
 
 
 def calls_of(
