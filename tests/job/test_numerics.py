@@ -285,7 +285,7 @@ def test_dropout_that_is_no_module_is_switched_off_by_eval_mode() -> None:
     found = compared(PIPELINE, Functional())
 
     assert found.agrees
-    assert found.notes[0].startswith("the model is in eval mode")
+    assert found.notes[0].startswith("dropout is off (eval mode)")
 
 
 class OnlyFloat(Net):

@@ -1,6 +1,6 @@
 """In which dimension the outputs of a model have the rows of its batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from piper.capture.precision import Precision
 from piper.capture.trace.arguments.inputs import Inputs, inputs_of
 from piper.capture.trace.arguments.outputs import Output, is_tensor
 from piper.capture.trace.forward import output_graph
+from piper.capture.trace.row_calls.unvalued_run import output_of
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,22 @@ class OutputRows:
             return None
         returned = graph.output_node().args[0][0].args[0]
         return [tuple(value(_returned(one)).shape) for one in returned]
+
+    def numbers_of_twice(self, loss_fn: Callable[..., Any]) -> Output | None:
+        """The output with the Python numbers, such as `len(x)`, that the model returns for twice
+        the rows. None: they are the same."""
+        leaves, spec = self.output
+        if not any(isinstance(leaf, int | float) for leaf in leaves):
+            return None
+        given = self.inputs.with_rows(2 * (self.inputs.rows or 0)), self.device, self.precision
+        try:
+            with torch_private.fake_errors_unlogged():
+                found = output_of(self.model, loss_fn, *given)[0]
+        except Exception:  # it does not run with twice the rows
+            return None
+        pairs = zip(leaves, found, strict=len(leaves) == len(found))
+        other = [one if is_tensor(one) else twice for one, twice in pairs]
+        return (other, spec) if other != leaves else None
 
 
 def _is_unclear(shape: Sequence[int], rows: int) -> bool:

@@ -78,7 +78,6 @@ FIXES = {
     "device": "leave it out: trainer.step moves the batch",
     "barrier": WAITS,
     "wait_for_everyone": WAITS,
-    "gather": MEANS,
     "gather_for_metrics": MEANS,
     "reduce": MEANS,
     "all_gather": MEANS,

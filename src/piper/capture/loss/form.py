@@ -65,6 +65,7 @@ class LossForm:
     dims: tuple[int | None, ...] = ()  # of rows in these tensors, if sizes do not say it
     decides: str = ""  # the line of a decision by what all rows give
     threshold: str = ""  # the line of a decision by how many rows count
+    numbered: bool = False  # of Python numbers that follow the rows, and no proof
     held: tuple[str, ...] = ()  # buffers whose values `counts` have
     others: tuple[tuple[int, "LossForm"], ...] = ()  # for microbatches of so many rows
 
@@ -140,11 +141,13 @@ def function_form(
     whole: frozenset[int] = frozenset(),
     growing: Sequence[GrowingOutput] = (),
     dims: tuple[int | None, ...] = (),
+    twice: Output | None = None,
 ) -> LossForm:
     """The form of a loss function of the model's `output` and the last of the arguments.
 
     `whole`: the tensors of the arguments that all microbatches share. `growing`: outputs that
-    follow from all rows. `dims`: where outputs have rows, if sizes do not say it.
+    follow from all rows. `dims`: where outputs have rows, if sizes do not say it. `twice`: the
+    output with Python numbers of twice the rows, if they are others.
     """
     sums = tuple(one.position for one in growing if one.kind == "sum")
     unknown = tuple(one.where for one in growing if one.kind == "unknown")
@@ -161,7 +164,7 @@ def function_form(
     with suppress(Exception), torch_private.fake_errors_unlogged(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they have been seen when the model was traced
         given = loss_fn, output, arguments[-1], rows
-        found = _of_function(*given, len(batch), whole, growing, dims)
+        found = _of_function(*given, len(batch), whole, growing, dims, twice or output)
         return seen(_with_decision(found, otherwise))
     return otherwise
 
@@ -175,12 +178,13 @@ def _of_function(
     whole: frozenset[int],
     growing: Sequence[GrowingOutput],
     dims: Sequence[int | None],
+    twice: Output,
 ) -> LossForm | None:
     """Trace the loss alone, for these rows and for twice as many."""
     many = sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(labels))
     kept = frozenset(k - tensors for k in whole if k >= tensors - many)
     one = _traced_loss(loss_fn, output, labels, rows, 1, kept, dims)
-    two = _traced_loss(loss_fn, output, labels, rows, 2, kept, dims)
+    two = _traced_loss(loss_fn, twice, labels, rows, 2, kept, dims)
     twins = twins_of(one.graph, two.graph, rows)
     if twins is None:
         return None

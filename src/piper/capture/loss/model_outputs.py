@@ -59,7 +59,8 @@ def growing_outputs(
     inputs = inputs_of(example, whole)
     unknown = [position for position, dim in enumerate(dims) if dim is None]
     without = unknown if dims else _outputs_without_rows(output, inputs.rows or 0)
-    if not without:
+    several = sum(map(is_tensor, output[0])) > 1
+    if not without and not (several and inputs.rows == 1):  # one row looks like a mean of rows
         return ()
 
     def traced(given: Inputs) -> fx.GraphModule:
@@ -101,7 +102,8 @@ def _growing(
     known = followed(one, growing_rows(batch, twins), frozenset(batch), rows, twins, model=True)
     growth = Growth(known, twins, rows)
     nodes = enumerate(one.output_node().args[0][0].args[0])
-    judged = (_judged(growth, position, node, position in without) for position, node in nodes)
+    alone = rows == 1
+    judged = (_judged(growth, k, node, alone or k in without) for k, node in nodes)
     return [one for one in judged if one is not None]
 
 
@@ -110,7 +112,7 @@ def _judged(growth: "Growth", position: int, node: fx.Node, without: bool) -> Gr
     known, cause = growth.known[node], growth.of(node)
     if cause is not None:
         return GrowingOutput(position, line(cause), "sum" if known == SUM else "growing")
-    if not without or known == FIXED:
+    if not without or known == FIXED or isinstance(known, Rows):
         return None
     return GrowingOutput(position, line(node), "mean" if known == MEAN else "unknown")
 

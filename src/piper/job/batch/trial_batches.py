@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import IntEnum
+from itertools import count
 
 import torch
 from torch import Generator, Tensor
@@ -12,6 +13,7 @@ from piper.capture.trace.trials.comparisons import Comparisons
 from piper.job.batch.batch import Batch
 from piper.job.batch.compared_values import beside
 from piper.job.batch.random_batches import drawn, like_columns, rows_of
+from piper.job.batch.sided_values import marked, one_constant, sided
 
 SCALES = torch.tensor([-100.0, -8.0, 0.01, 1.0, 8.0, 100.0], dtype=torch.float64)
 NEARLY = 1e-3
@@ -33,6 +35,10 @@ class Variety(IntEnum):
     COMPARED = 7  # values on both sides of those that the model compares with
     ALIKE = 8  # the second microbatch has nearly one token of the first everywhere
     EQUAL = 9  # all rows and tokens of both are nearly one
+    SMALL = 10  # all values of the first microbatch are on one side of what a model compares with
+    LARGE = 11  # on the other side
+    CONSTANT = 12  # all integers of the first microbatch are one that the model compares with
+    MARKED = 13  # one tensor has values that a loss leaves out
 
 
 def pairs_like(
@@ -57,8 +63,22 @@ def two_like(one: Batch, rows: int, variety: Variety, seed: int, comparisons: Co
         nearest = like_columns if variety == Variety.COLUMNS else rows_of
         return nearest(one, 2 * rows, generator)
 
+    position = count()
+
     def draw(seen: Tensor) -> Tensor:
-        seen, shape = seen.detach().cpu(), (2 * rows, *seen.shape[1:])
+        seen, shape, place = seen.detach().cpu(), (2 * rows, *seen.shape[1:]), next(position)
+        given = comparisons, generator
+        if variety in (Variety.SMALL, Variety.LARGE):
+            return sided(seen, shape, variety == Variety.LARGE, *given)
+        if variety == Variety.CONSTANT:
+            return one_constant(seen, shape, seed, *given)
+        if variety == Variety.MARKED:
+            nth, chosen = divmod(seed, len(one.tensors))
+            return (
+                marked(seen, shape, nth, *given)
+                if place == chosen
+                else drawn(seen, shape, generator)
+            )
         if variety == Variety.COMPARED and not is_mask(seen):
             return beside(seen, shape, comparisons, generator)
         if variety == Variety.FREE:

@@ -38,6 +38,10 @@ def loss_form(
         unproved = replace(captured.form, kind=None)
         return own_form(model, inputs_of(example, whole), *types, unproved)
     output = captured.output
-    dims = OutputRows(model, output, example, whole, *types).unclear_dimensions()
+    rows = OutputRows(model, output, example, whole, *types)
+    dims = rows.unclear_dimensions()
     growing = growing_outputs(model, output, example, whole, *types, dims)
-    return function_form(loss_fn, output, example, captured.form, whole, growing, dims)
+    twice = rows.numbers_of_twice(loss_fn)
+    given = output, example, captured.form, whole, growing, dims, twice
+    found = function_form(loss_fn, *given)
+    return found if twice is None else replace(found, numbered=found.kind is None)

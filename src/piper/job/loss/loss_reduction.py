@@ -120,7 +120,8 @@ class LossReduction:
     @property
     def is_guessed(self) -> bool:
         """Whether it is taken for a mean or a sum without a proof."""
-        return self.form.kind is None and self.weight is None
+        unknown = self.form.kind is None and not self.form.numbered
+        return unknown and self.weight is None
 
     @property
     def is_plain_mean(self) -> bool:
@@ -202,10 +203,12 @@ def reduction_of(
         )
     if said != "sum" and form.kind is None and form.growing:
         raise growing_output(form.growing)
-    if said is None and form.kind is None and form.decides:
-        raise bent(form.decides)
     if said is None and form.kind is None and form.threshold:
         raise by_count(form.threshold)
+    if said is None and form.kind is None and form.decides:
+        raise bent(form.decides)
+    if said is None and form.numbered:
+        raise numbered_output()
     if said is None and form.kind is None and own_loss:
         raise InputError.of(
             "reduction",
@@ -256,6 +259,16 @@ def growing_output(where: str) -> InputError:
         "return a mean over rows instead, such as `aux / x.shape[0]`, or one value for each row "
         "and reduce them in the loss; if you want the mean of the microbatches anyway, give the "
         "Trainer loss_weight=lambda *microbatch: 1",
+    )
+
+
+def numbered_output() -> InputError:
+    return InputError.of(
+        "loss",
+        "the model returns a Python number that follows the number of rows of its batch, such as "
+        "len(x), so Piper cannot see how the loss reduces over rows",
+        "return tensors only, and count in the loss: `len(labels)`, `labels.numel()`; or give the "
+        'Trainer reduction="mean" if the loss of a batch is the mean of those of its parts',
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import torch
 
 from piper.capture.loss import LossForm
+from piper.capture.trace.trials.comparisons import Comparing, Comparisons
 from piper.capture.tracing_private import unchecked_distributions
 from piper.errors import InputError, first_line
 from piper.job.batch.batch import Batch
 from piper.job.loss.loss_reduction import COMPARED, Reduction
-from piper.job.loss.random_labels import Change, changed
+from piper.job.loss.random_labels import SPECIAL, Change, changed
 from piper.job.loss.random_outputs import (
     MeanOfRows,
     Output,
@@ -133,8 +135,10 @@ def moved(leaf: Any, dim: int | None) -> Any:
     >>> moved(((5, 2, 3), torch.float32), 1), is_batched(moved(((2, 3), torch.float32), None), 2)
     (((2, 5, 3), torch.float32), False)
     """
+    if isinstance(leaf, Unbatched):
+        return leaf
     if dim is None:
-        return leaf if isinstance(leaf, Unbatched) else Unbatched(leaf)
+        return Unbatched(leaf)
     shape, dtype = leaf
     return (shape[dim], *shape[:dim], *shape[dim + 1 :]) if dim else shape, dtype
 
@@ -232,16 +236,22 @@ def outcomes(
 
     None if the loss is no number that can be compared.
     """
-    found, why = list[Outcome](), ""
+    found, why, seen = list[Outcome](), "", Comparisons()
     for seed, change in draws_of(labels):
         failures: list[Exception] = []
         for kind in (torch.float64, torch.float32):  # not all losses compute in float64
             try:
-                found.append(Trial(output, labels, samples, seed, kind, change).outcome(loss_fn))
+                trial = Trial(output, labels, samples, seed, kind, change, seen)
+                with Comparing(seen) if change is Change.NONE else nullcontext():
+                    found.append(trial.outcome(loss_fn))
                 break
             except NoNumber as error:
                 if not change.is_optional:
                     return [], str(error)
+            except NotFinite as error:  # in float32, it has fewer digits, and a smaller range
+                failures.append(error)
+                if change.is_optional:
+                    break
             except Exception as error:
                 failures.append(error)
         if not change.is_optional:  # of both, that in float64 may be about its type
@@ -254,7 +264,8 @@ def draws_of(labels: Any) -> list[tuple[int, Change]]:
     ignored = [(4, Change.IGNORED)] * has_ids(labels)
     given = [(seed, Change.NONE) for seed in (0, 1)]
     erased = [(seed, Change.ERASED) for seed in (2, NEAR)]
-    return [*given, *erased, *ignored, (5, Change.ALIKE), (6, Change.OTHERS)]
+    special = [(7, change) for change in SPECIAL]
+    return [*given, *erased, *ignored, (5, Change.ALIKE), (6, Change.OTHERS), *special]
 
 
 def has_ids(labels: Any) -> bool:
@@ -298,6 +309,7 @@ class Trial:
     seed: int
     kind: torch.dtype
     change: Change = Change.NONE
+    comparisons: Comparisons = field(default_factory=Comparisons)  # of the trials before
     poison: float | None = None
 
     def losses(self, loss_fn: Callable[..., Any]) -> list[torch.Tensor]:
@@ -311,7 +323,7 @@ class Trial:
         ]
         if self.seed == NEAR:
             made = [small(m, leaf, self.samples) for m, leaf in zip(made, leaves, strict=True)]
-        how = unit, self.change, len(given) == 1
+        how = unit, self.change, len(given) == 1, self.comparisons
         some = pytree.tree_map_only(torch.Tensor, lambda t: changed(t, *how), labels)
         for one, leaf in zip(made, leaves, strict=True) if self.poison is not None else ():
             if is_batched(leaf, self.samples) and one.is_floating_point():

@@ -51,6 +51,9 @@ class Draw:
 
 
 EXTREME = (Kind.EXTREME_ROWS, Kind.EXTREME)
+SIDES = (Variety.SMALL, Variety.LARGE)
+SPECIAL = (Variety.CONSTANT, Variety.MARKED)
+FEW = 8  # trials of special values: each tensor has each of some
 NOT_FINITE = "its loss is not finite on random data"
 ALONE = 4  # trials of one row twice beside another: each class of two single rows counts the same
 PLAIN = 8  # so often plain numbers may show in few rows what they show in many
@@ -184,6 +187,8 @@ def draws_of(size: TrialSize, captured: Captured, times: int) -> list[Draw]:
         *[Draw(2, variety, ()) for variety in (Variety.ALIKE, Variety.EQUAL)],
         Draw(3, Variety.FREE, every, times, True, others, EXTREME),
         *[Draw(4 + k, Variety.COMPARED, ()) for k in range(1 + size.is_tiny)],
+        *[Draw(k, variety, ()) for variety in SIDES for k in range(1 + size.is_tiny)],
+        *[Draw(k, variety, ()) for variety in SPECIAL for k in range(FEW * size.is_tiny)],
         *[Draw(6 + k, Variety.WIDE, (), 3) for k in range(ALONE) if size.rows == 1 and times > 2],
     ]
 
@@ -197,7 +202,8 @@ def once(
     draw: Draw,
 ) -> Verdict:
     """A trial on one pair of random microbatches."""
-    if draw.variety == Variety.COMPARED and runs.comparisons == Comparisons():
+    compares = draw.variety in (Variety.COMPARED, *SPECIAL)
+    if compares and replace(runs.comparisons, tables={}) == Comparisons():
         return Verdict()
     made = parts_and_whole(runs, size, one, reduction, draw)
     if isinstance(made, str):

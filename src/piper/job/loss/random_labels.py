@@ -7,7 +7,12 @@ from enum import Enum, auto
 import torch
 from torch import Tensor
 
+from piper.capture.trace.trials.comparisons import Comparisons
+from piper.job.batch.compared_values import beside
+from piper.job.batch.sided_values import marked, sided
+
 IGNORED = -100
+NOTHING = Comparisons()
 
 
 class Change(Enum):
@@ -18,11 +23,16 @@ class Change(Enum):
     IGNORED = auto()  # some are -100, which no batch had so far
     ALIKE = auto()  # all of one class, which the second half has with another one
     OTHERS = auto()  # the same with both classes exchanged
+    MARKED = auto()  # some are NaN, or an integer that the loss leaves out
+    MARKED_OTHERWISE = auto()  # another such integer
+    COMPARED = auto()  # those that the loss compares with, and some beside them
+    SMALL = auto()  # all on one side of these, and the second half on both
+    LARGE = auto()  # on the other side
 
     @property
     def is_optional(self) -> bool:
         """Not all losses take such labels."""
-        return self in (Change.IGNORED, Change.ALIKE, Change.OTHERS)
+        return self not in (Change.NONE, Change.ERASED)
 
     @property
     def rows(self) -> int:
@@ -30,7 +40,18 @@ class Change(Enum):
         return 2 if self in (Change.ALIKE, Change.OTHERS) else 1
 
 
-def changed(labels: Tensor, unit: int, change: Change, alone: bool = True) -> Tensor:
+SPECIAL = (
+    Change.MARKED, Change.MARKED_OTHERWISE, Change.COMPARED, Change.SMALL, Change.LARGE,
+)  # fmt: skip
+
+
+def changed(
+    labels: Tensor,
+    unit: int,
+    change: Change,
+    alone: bool = True,
+    comparisons: Comparisons = NOTHING,
+) -> Tensor:
     """So many rows for each half, or what all share. `alone`: there are no other labels.
 
     >>> changed(torch.tensor([3, 1]), 2, Change.ALIKE).tolist()
@@ -45,12 +66,25 @@ def changed(labels: Tensor, unit: int, change: Change, alone: bool = True) -> Te
         first = some[:unit].view(-1)
         first[:: 2 if first.numel() > 2 else 1] = IGNORED
     is_mask = not alone and bool((some == 1).all())  # in which everything counts
+    if change in SPECIAL and not is_mask and comparisons != NOTHING:
+        return special(some, change, comparisons)
     pair = None if is_mask else two_classes(some)
     if change in (Change.ALIKE, Change.OTHERS) and pair is not None:
         one, other = pair if change is Change.ALIKE else pair[::-1]
         some[:] = one
         some[unit:].view(-1)[1::2] = other
     return some
+
+
+def special(labels: Tensor, change: Change, comparisons: Comparisons) -> Tensor:
+    """Labels like these, with values that the loss asks for."""
+    given = comparisons, torch.Generator().manual_seed(0)
+    like = labels, tuple(labels.shape)
+    if change is Change.COMPARED:
+        return beside(*like, *given)
+    if change in (Change.SMALL, Change.LARGE):
+        return sided(*like, change is Change.LARGE, *given)
+    return marked(*like, int(change is Change.MARKED_OTHERWISE), *given)
 
 
 def two_classes(labels: Tensor) -> tuple[float, float] | None:

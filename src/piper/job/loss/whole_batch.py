@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from piper.capture import Captured, Precision
 from piper.capture.loss import LossForm
@@ -19,7 +20,7 @@ from piper.capture.trace.row_calls.recorded_calls import (
     without_expansions,
 )
 from piper.capture.trace.row_calls.row_numbers import counting_line
-from piper.capture.trace.row_calls.row_places import Meeting, RowPlaces
+from piper.capture.trace.row_calls.row_places import RowPlaces
 from piper.capture.trace.row_calls.unvalued_run import calls_of
 from piper.capture.trace.trials.trial_run import TrialRuns
 from piper.errors import CaptureError, first_line
@@ -79,10 +80,10 @@ class WholeBatch:
         else:
             if differs is not None:
                 yield from () if tried else [other_code(rows, differs.line)]
-            elif (meeting := first_meeting(own, found, rows)) is not None:
+            elif (meeting := searched(RowPlaces().first, own, found, rows)) is not None:
                 say = numbered_rows if meeting.numbered else own_rows
                 yield say(meeting.line)
-            elif (line := counting_line(own, found, rows)) is not None:
+            elif (line := searched(counting_line, own, found, rows)) is not None:
                 yield from () if self._is_proved(captured, rows.own) else [own_rows(line)]
 
     def _is_proved(self, captured: Captured, rows: int) -> bool:
@@ -103,12 +104,16 @@ class WholeBatch:
             return calls_of(self.runs.model, self.runs.loss_fn, *given)
 
 
-def first_meeting(
-    own: Sequence[RecordedCall], every: Sequence[RecordedCall], rows: RowCounts
-) -> Meeting | None:
+T = TypeVar("T")
+Calls = Sequence[RecordedCall]
+
+
+def searched(
+    search: Callable[[Calls, Calls, RowCounts], T | None], own: Calls, every: Calls, rows: RowCounts
+) -> T | None:
     """The search only warns: calls of a kind that it has never seen must not stop a run."""
     try:
-        return RowPlaces().first(own, every, rows)
+        return search(own, every, rows)
     except (LookupError, TypeError, ValueError) as error:
         LOG.info("rows that meet are not searched for: %s", first_line(error))
         return None
