@@ -244,3 +244,21 @@ def test_an_output_without_a_loss_is_an_error() -> None:
         piper.Trainer(Net(), None, example={"x": X})
 
     assert "give the model labels" in str(error.value)
+
+
+NO_WEIGHTS: dict[str, tuple[Any, str]] = {
+    "nothing": (None, "None"),
+    "a vector": (torch.ones(4), r"a tensor \[4\]"),
+    "nan": (float("nan"), "nan"),
+    "infinite": (torch.tensor(float("inf")), r"a tensor \[\]"),
+    "a text": ("4 rows", "'4 rows'"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), NO_WEIGHTS.values(), ids=NO_WEIGHTS)
+def test_a_weight_that_is_no_number_is_refused(given: Any, said: str) -> None:
+    strategy = [piper.Place(piper.where(), [0]), piper.Split("MB", 2)]
+    batch, mse = (torch.randn(8, 3), torch.randn(8, 3)), nn.functional.mse_loss
+
+    with pytest.raises(InputError, match=f"loss_weight: it returns {said} for a microbatch"):
+        piper.rehearse(nn.Linear(3, 3), mse, strategy, [batch], loss_weight=lambda *_: given)

@@ -20,8 +20,9 @@ from piper.job.arguments import (
     refuse_wrong_memory,
     refuse_wrong_options,
 )
+from piper.job.batch.user_weights import Weight
 from piper.job.loop.on_nan import OnNan, refuse_wrong_on_nan
-from piper.job.loss.loss_reduction import Reduction, Weight
+from piper.job.loss.loss_reduction import Reduction
 from piper.job.option_kinds import refuse_wrong_kinds
 from piper.runtime.optimizers.kept_optimizers import noted
 from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeScheduler

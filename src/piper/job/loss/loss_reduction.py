@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from itertools import product
-from typing import Any, Literal
+from typing import Literal
 
 from piper.capture import Captured
 from piper.capture.loss import Count, LossForm, divisor
-from piper.capture.trace.arguments.call_arguments import as_given
 from piper.errors import InputError
 from piper.ir.model import Region
 from piper.job.batch.batch import Batch, Sizes
+from piper.job.batch.user_weights import WEIGHTS, Weight, weight_of
 from piper.job.loss.empty_microbatches import is_known_empty, refuse_empty, refuse_no_divisor
 from piper.job.loss.lost_rows import total_of
-from piper.names import amount
 
 Reduction = Literal["mean", "sum"]
-Weight = Callable[..., Any]  # a function of the arguments of a microbatch
 EVEN = LossForm("mean")
 OWN_ROWS = (
     "each microbatch uses its own rows, as in a loop that accumulates gradients, so the loss "
@@ -161,28 +158,10 @@ class LossReduction:
             )
 
 
-WEIGHTS = (
-    "loss_weight=lambda *microbatch: its weight; for batches that are dicts, "
-    "loss_weight=lambda labels, **rest: (labels[:, 1:] != -100).sum()"
-)
-
-
 COMPARED = (
     "use one microbatch and one replica where rows are compared with each other, for the loss of "
     "the whole batch"
 )
-
-
-def weight_of(weight: Weight, microbatch: Batch) -> float:
-    """The user's weight of a microbatch, which it gets as the step got the batch."""
-    given, named = as_given(microbatch.arguments)
-    try:
-        signature(weight).bind(*given, **named)
-    except TypeError as error:
-        kind = f"keywords ({', '.join(named)})" if named else amount(len(given), "value")
-        what = f"it is called with {kind}, as step is, and cannot take that: {error}"
-        raise InputError.of("loss_weight", what, f"write {WEIGHTS}") from None
-    return float(weight(*given, **named))
 
 
 def reduction_of(

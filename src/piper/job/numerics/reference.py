@@ -15,8 +15,8 @@ from piper.capture.trace.arguments.call_arguments import call, flatten, own_loss
 from piper.capture.trace.arguments.inputs import name_of
 from piper.job.batch.batch import Batch
 from piper.job.batch.random_batches import chunk, microbatches
+from piper.job.batch.user_weights import weight_of
 from piper.job.job import Job
-from piper.job.loss.loss_reduction import weight_of
 from piper.job.numerics.replica_buffers import ReplicaBuffers
 from piper.runtime.torch_private import TorchDispatchMode, pytree
 
