@@ -336,6 +336,29 @@ ALONG: dict[str, Callable[[Tensor, int], Tensor]] = {  # along rows: 0; along fe
     "unlike the largest": lambda h, d: (
         h * (lambda k: k != (k.max() if d == 0 else 3))((h.detach() * 9).long())
     ),
+    "einsum in order": lambda h, d: torch.einsum(
+        "ab,cb,cd" if d == 0 else "ab,bc,cd",
+        h,
+        *((h, h) if d == 0 else 2 * [torch.ones(WIDTH, WIDTH)]),
+    ),
+    "special softmax": lambda h, d: torch.special.softmax(h, d),
+    "fftn": lambda h, d: torch.fft.fftn(
+        h.view(-1, 2, 4), dim=(0, 1) if d == 0 else (1, 2)
+    ).real.flatten(1),
+    "fft2": lambda h, d: torch.fft.fft2(
+        h.view(-1, 2, 4), dim=(0, 1) if d == 0 else (-2, -1)
+    ).real.flatten(1),
+    "fft of all": lambda h, d: torch.fft.fftn(h).real if d == 0 else h,
+    "keys": lambda h, d: (
+        F.scaled_dot_product_attention(h[:, None], h[None], h[None])[:, 0]
+        if d == 0
+        else F.scaled_dot_product_attention(*3 * [h.view(-1, 2, 4)]).flatten(1)
+    ),
+    "truth": lambda h, d: h * ((h > 0) & (h > 1.5).any(*(() if d == 0 else (1, True)))),
+    "other truth": lambda h, d: h * ((h > 0) ^ (h > 1.5).any(*(() if d == 0 else (1, True)))),
+    "remainder": lambda h, d: (
+        h * (lambda k: (k * 7) % ((k.sum() if d == 0 else 5) + 1))((h.detach() * 9).long().abs())
+    ),
     "unique": lambda h, d: (
         h
         * (h.detach() > 0).long()[:, 0].unique(return_inverse=True, return_counts=True)[1][:, None]

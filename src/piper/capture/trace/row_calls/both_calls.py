@@ -32,7 +32,7 @@ ROWS_FIRST = frozenset({  # along other dimensions, elements meet
 })  # fmt: skip
 RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
 MATRICES = frozenset({  # of the last two dimensions
-    "scaled_dot_product_attention", "fft_fft2", "fft_ifft2", "fft_rfft2", "fft_fftn", "linalg_pinv",
+    "linalg_pinv",
     "linalg_inv", "linalg_svd", "linalg_qr", "linalg_eigh", "linalg_cholesky", "linalg_solve",
     "linalg_lstsq", "linalg_matrix_norm", "inverse", "pinverse", "svd", "qr", "cholesky", "cov",
     "corrcoef", "linalg_multi_dot", "chain_matmul",
@@ -115,6 +115,9 @@ class Both:
             return self.is_contracted
         if name in VIEWS:
             return self.is_wrong_view
+        if name == "scaled_dot_product_attention":  # keys of rows, for queries
+            keys = self.own.inputs[1][1][1], self.all.inputs[1][1][1]
+            return -2 in (*dims, *(k - len(keys[0]) for k in places_of_rows(*keys)))
         if name == "as_strided":
             return dims != [-size] or not self.has_strides_of_rows
         return name in MATRICES and any(dim >= -2 for dim in dims)
@@ -153,8 +156,10 @@ class Both:
     @property
     def is_contracted(self) -> bool:
         """Whether an `einsum` sums over rows, and has rows."""
-        words = (one for one in self.all.given if isinstance(one, str) and "->" in one)
-        terms, _, result = next(words, "").replace(" ", "").partition("->")
+        words = (one for one in self.all.given if isinstance(one, str))
+        terms, arrow, result = next(words, "").replace(" ", "").partition("->")
+        if not arrow:  # letters that occur once
+            result = "".join(one for one in terms if terms.count(one) == 1)
         pairs = zip(terms.split(","), self.own.inputs, self.all.inputs, strict=False)
         letters = {
             letter

@@ -55,15 +55,19 @@ WITHOUT_VALUES = frozenset({
     "new_empty", "new_full", "new_tensor", "numel", "len", "is_floating_point",
 })  # fmt: skip
 ALONG = frozenset({
-    "softmax", "log_softmax", "softmin", "normalize", "cumprod", "cummax", "cummin", "logcumsumexp",
-    "flip", "fft_fft", "fft_ifft", "fft_rfft", "fft_fftshift", "fft_ifftshift", "diff", "gradient",
-    "glu", "gumbel_softmax", *ORDERS,
+    "softmax", "log_softmax", "softmin", "special_softmax", "special_log_softmax", "normalize",
+    "cumprod", "cummax", "cummin", "logcumsumexp", "flip", "fft_fft", "fft_ifft", "fft_rfft",
+    "fft_irfft", "fft_hfft", "fft_ihfft", "fft_fft2", "fft_ifft2", "fft_rfft2", "fft_irfft2",
+    "fft_fftn", "fft_ifftn", "fft_rfftn", "fft_irfftn", "fft_fftshift", "fft_ifftshift", "diff",
+    "gradient", "glu", "gumbel_softmax", *ORDERS,
 })  # fmt: skip
 MEETING = frozenset({  # of what comes from all rows, and rows
     "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "truediv", "pow",
     "itruediv", "rtruediv", "where", "masked_fill", "maximum", "minimum", "clamp", "cat", "stack",
     "matmul", "mm", "bmm", "linear", "addmm", "einsum", "rpow", "lerp", "addcmul", "addcdiv", "gt",
-    "lt", "ge", "le", "eq", "ne", "scaled_dot_product_attention",
+    "lt", "ge", "le", "eq", "ne", "scaled_dot_product_attention", "and", "or", "xor", "iand", "ior",
+    "ixor", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "remainder", "mod", "fmod", "isin",
 })  # fmt: skip
 
 
