@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, wraps
 from inspect import Signature, signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -38,18 +38,20 @@ def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
     The signature stays as it is written: type checkers and `help` see every option.
     """
     shape = signature(call)
-    known = shape.parameters
-    named = [one for one in known.values() if one.kind is one.KEYWORD_ONLY]
+    known: Mapping[str, Any] = shape.parameters
+    named = [one for one in shape.parameters.values() if one.kind is one.KEYWORD_ONLY]
     options = [one.name for one in sorted(named, key=lambda one: one.default is one.empty)]
-    options += [name for name in known if name not in (*options, "self")]
+    options += [name for name in shape.parameters if name not in (*options, "self")]
     owner, _, own = call.__qualname__.rpartition(".")
     where = owner if own == "__init__" else own
-    any_name = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    if more := options_passed_on(call):
+        options = [*(name for name in options if name != "options"), *more]
+        known = {**known, **dict.fromkeys(more)}
 
     @wraps(call)
     def checked(*args: Given.args, **given: Given.kwargs) -> Made:
         for name in given:
-            if name not in known and not any_name:
+            if name not in known:
                 raise InputError(where, unknown(name, options, given))
         refuse_unbound(where, shape, args, given)
         try:
@@ -59,6 +61,15 @@ def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
             raise
 
     return checked
+
+
+def options_passed_on(call: Callable[..., Any]) -> list[str]:
+    """Those of `**options: Unpack[...]`, by name."""
+    shape = signature(call)
+    if not any(one.kind is one.VAR_KEYWORD for one in shape.parameters.values()):
+        return []
+    *_, last = signature(call, eval_str=True).parameters.values()
+    return [name for kind in get_args(last.annotation) for name in kind.__annotations__]
 
 
 def unknown(name: str, options: Sequence[str], given: Mapping[str, Any]) -> Problem:
