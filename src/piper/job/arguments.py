@@ -11,12 +11,15 @@ from typing import Any, ParamSpec, TypeVar, get_args
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from piper.errors import InputError, Located, Problem, no_option
+from piper.directives.strategy import Strategy, as_strategy
+from piper.errors import InputError, Located, Problem, StrategyError, no_option
 from piper.job.batch.batch import Batch
 from piper.job.other_words import elsewhere, to_make_again, to_schedule_again
 from piper.launcher.script_errors import own_frames
 from piper.names import amount
 from piper.runtime.optimizers.parameter_groups import is_named
+from piper.strategies import BUILDERS
+from piper.strategies.other_names import configured, named
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -70,6 +73,17 @@ def options_passed_on(call: Callable[..., Any]) -> list[str]:
         return []
     *_, last = signature(call, eval_str=True).parameters.values()
     return [name for kind in get_args(last.annotation) for name in kind.__annotations__]
+
+
+def given_strategy(strategy: Any, devices: int = 1) -> Strategy:
+    """A strategy from what the user gave, who may know how other systems are configured."""
+    if isinstance(strategy, str):
+        fix = named(strategy, BUILDERS)
+        raise StrategyError.of("strategy", f"it is a string, {strategy!r}", fix)
+    if isinstance(strategy, Mapping):
+        what = "it is a dict, as other systems are configured"
+        raise StrategyError.of("strategy", what, configured(strategy))
+    return as_strategy(strategy, devices)
 
 
 def unknown(name: str, options: Sequence[str], given: Mapping[str, Any]) -> Problem:

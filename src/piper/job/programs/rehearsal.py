@@ -15,9 +15,8 @@ from piper.capture.python_state.function_caches import looking_once
 from piper.capture.trace.arguments.layouts import refuse_asked
 from piper.costs import Costs
 from piper.directives import Strategy
-from piper.directives.strategy import as_strategy
 from piper.errors import InputError
-from piper.job.arguments import names_options
+from piper.job.arguments import given_strategy, names_options
 from piper.job.batch.batch import Batch, refuse_uneven
 from piper.job.batch.batch_arguments import refuse_no_batches
 from piper.job.compile.assignment import assignments
@@ -99,7 +98,7 @@ def rehearse(
         memory_gib=memory_gib, device=device, max_programs=max_programs,
         whole=whole,
     )  # fmt: skip
-    job = Job(model, loss_fn, as_strategy(strategy), options)
+    job = Job(model, loss_fn, given_strategy(strategy), options)
     refuse_no_batches("rehearse", batches, model, loss_fn, None)
     found = [job.example(one, f"rehearse, batch {k}") for k, one in enumerate(batches)]
     if not found:
