@@ -104,7 +104,7 @@ class Trainer(Closing, OtherAttributes):
         compiled: bool = False, graphs: GraphsOption = "auto",
         seed: int = 0, init: Init | None = None,
         costs: Costs | str | Path | None = None, memory_gib: float | None = None,
-        device: str | None = None, log: Log = None,
+        device: str | torch.device | None = None, log: Log = None,
         max_programs: int = 64, whole: Sequence[str] | None = None, timeout: float = 600.0,
     ) -> None:  # fmt: skip
         options = Options(

@@ -95,7 +95,7 @@ class OwnParallel(nn.DataParallel[nn.Linear]):
         ({"example": X}, "example: it is one tensor: with a loss_fn that is the label", "(x, y)"),
         (
             {"example": (X.numpy(), Y.numpy())},
-            "no tensor with rows, only ndarray",
+            "example: input is a numpy.ndarray",
             "torch.as_tensor",
         ),
         ({"example": (X[:0], Y[:0])}, "batch: it has no rows", "leave out empty batches"),

@@ -79,7 +79,7 @@ def rehearse(
     init: Init | None = None,
     costs: Costs | str | Path | None = None,
     memory_gib: float | None = None,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     max_programs: int = 64,
     whole: Sequence[str] | None = None,
     watch: Watch | None = None,
