@@ -23,15 +23,19 @@ ABOUT_TYPES = ("dtype", "scalar type", "should be the same")  # in errors of tor
 class MixedTypes(CaptureError):
     """A product of tensors of different types. What to write depends on the model and its batch."""
 
+    types: tuple[torch.dtype, ...] = ()
+
 
 def mixed_types(where: str, found: list[torch.dtype], operator: str = "") -> MixedTypes:
     what = f"{operator} of" if operator else "a product of"
     does = "takes" if operator else "multiplies"
-    return MixedTypes.of(
+    error = MixedTypes.of(
         where,
         f"{what} {' and '.join(map(name_of, found))}: torch {does} tensors of one type",
         CONVERT,
     )
+    error.types = tuple(found)
+    return error
 
 
 def norm_types(where: str, dtype: torch.dtype, dims: int) -> CaptureError:
@@ -54,7 +58,7 @@ def types_explained(
         yield
     except MixedTypes as error:
         if precision is None:
-            fix = fix_of_types(model, example)
+            fix = fix_of_types(model, example, error.types)
             raise CaptureError.of(error.where, error.problems[0].what, fix) from None
         raise kept_type(error.where, model, precision) from None
     except RuntimeError as error:
@@ -63,24 +67,22 @@ def types_explained(
         raise kept_type(line_of(error.__traceback__), model, precision) from error
 
 
-def fix_of_types(model: nn.Module, example: tuple[Any, ...]) -> str:
+def fix_of_types(model: nn.Module, example: tuple[Any, ...], found: tuple[torch.dtype, ...]) -> str:
     """A batch of another type than the model is converted; other tensors are where they meet.
 
-    >>> print(fix_of_types(nn.Linear(2, 2).half(), (torch.zeros(2),)).replace(", or", "\\nor"))
+    >>> model, found = nn.Linear(2, 2).half(), (torch.float16, torch.float32)
+    >>> print(fix_of_types(model, (torch.zeros(2),), found).replace(", or", "\\nor"))
     give batches in the type of the model, as in x.to(torch.float16)
     or write model.to(torch.float32)
     """
     own = {one.dtype for one in model.parameters() if one.is_floating_point()}
-    given = [one.dtype for one in pytree.tree_leaves(example) if is_floating(one)]
-    others = [one for one in given if one not in own]
+    leaves = pytree.tree_leaves(example)
+    given = {one.dtype for one in leaves if isinstance(one, torch.Tensor)}
+    others = [one for one in found if one in given - own]
     if len(own) != 1 or not others:
         return CONVERT
     wanted = f"give batches in the type of the model, as in x.to({own.pop()})"
-    return f"{wanted}, or write model.to({others[0]})"
-
-
-def is_floating(found: Any) -> bool:
-    return isinstance(found, torch.Tensor) and found.is_floating_point()
+    return f"{wanted}, or write model.to({others[0]})" if others[0].is_floating_point else wanted
 
 
 def kept_type(where: str, model: nn.Module, precision: Precision) -> CaptureError:

@@ -155,7 +155,8 @@ def prepared(job: Job, batches: Sequence[Batch]) -> tuple[list[Batch], Captured,
         if not job.rows.unequal:
             refuse_uneven(batches[0], job.replicas, job.all_microbatches)
         own = job.rows.divided(batches[0])[0]
-        with job.failing_on_parts(batches[0], own):
+        running = job.first_inputs.running(job.model, job.loss_fn, batches[0])
+        with running, job.failing_on_parts(batches[0], own):
             captured, compiled = job.compile(own, by_role=True)
     for batch in batches:
         refuse_asked(batch.tensors, captured.visit.asked)
