@@ -40,6 +40,11 @@ class Listed(Net):
         return [self.layer(x)]
 
 
+class Numbers(Net):
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x).tolist()
+
+
 class Wrong(Net):
     def forward(self, x: Tensor) -> Any:
         return self.layer(x).view(9, 4)
@@ -148,6 +153,10 @@ def test_a_loss_of_the_model_itself_is_the_models() -> None:
             "write loss_fn=lambda out, y: F.cross_entropy(out[0], y)",
         ),
         (
+            Numbers, F.cross_entropy, "output is a list (",
+            "return tensors from the model: leave out .tolist() and .item()",
+        ),
+        (
             Net, lambda y, out: F.cross_entropy(out, y),
             "output is [4, 3] of float32, labels are [4] of int64",
             "loss_fn gets (output, labels), in this order: loss_fn=lambda out, y: F.cross_entropy("
@@ -159,7 +168,7 @@ def test_a_loss_of_the_model_itself_is_the_models() -> None:
             "loss_fn=lambda out, y: F.nll_loss(out, y)",
         ),
     ],
-    ids=["dict", "module", "list", "swapped", "labels"],
+    ids=["dict", "module", "list", "numbers", "swapped", "labels"],
 )  # fmt: skip
 def test_a_loss_says_what_it_was_given(
     model: type[Net], loss_fn: Any, given: str, fix: str

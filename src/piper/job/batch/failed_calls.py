@@ -124,6 +124,8 @@ def loss_fix(loss_fn: Any, output: Any) -> str:
         key = "logits" if "logits" in output else next(iter(output))
         return f"write loss_fn=lambda out, y: {call}(out[{key!r}], y)"
     if isinstance(output, list | tuple) and output:
+        if not any(isinstance(one, torch.Tensor) for one in output):
+            return "return tensors from the model: leave out .tolist() and .item()"
         return f"write loss_fn=lambda out, y: {call}(out[0], y)"
     return SIGNATURE.format(f"{call}(out, y)")
 

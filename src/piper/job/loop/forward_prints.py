@@ -32,10 +32,10 @@ class Once:
         line = printing_line(sys._getframe(1)) if threading.get_ident() == self.thread else ""
         if line in _over:
             return len(text)
+        self.whole.write(text)
         if line and text[-1:] == "\n":
             _over.add(line)
             LOG.warning(SHOWN, line)
-        self.whole.write(text)
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
