@@ -14,7 +14,7 @@ def test_an_attribute_of_a_trainer() -> None:
 
 def test_a_builder() -> None:
     with pytest.raises(AttributeError, match="did you mean one_f_one_b"):
-        piper.strategies.one_f_1b  # noqa: B018
+        piper.strategies.one_f_one  # noqa: B018
 
 
 @pytest.mark.parametrize("name", ["1fb1", "zero-bubble", "ScheduleZBVZeroBubble"])

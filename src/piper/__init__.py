@@ -77,15 +77,19 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of these
                 return getattr(import_module(_HOMES[name]), name)
         if name in _MODULES:
             return import_module(f"piper.{name}")
-        raise AttributeError(f"module 'piper' has no attribute {name!r}{_elsewhere(name)}")
+        raise _missing(name)
 
 
-def _elsewhere(name: str) -> str:
+def _missing(name: str) -> AttributeError:
     """Builders are found one level lower."""
+    text = f"module 'piper' has no attribute {name!r}"
     if name[0] == "_":
-        return ""
-    known = import_module("piper.strategies").__all__
-    return f"; it is piper.strategies.{name}" if name in known else ""
+        return AttributeError(text)
+    if name in import_module("piper.strategies").__all__:
+        return AttributeError(f"{text}; it is piper.strategies.{name}")
+    found = import_module("piper.strategies.other_names").missing_in_piper(name, __all__)
+    assert isinstance(found, AttributeError)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,9 @@ from piper.directives import Strategy
 from piper.errors import InputError
 from piper.job.arguments import names_options
 from piper.job.batch.batch_arguments import example_of
+from piper.job.batch.failed_calls import failures_explained
 from piper.job.inspecting import is_inspecting
+from piper.job.loop.forward_prints import prints_shown_once
 from piper.job.options import Loss
 from piper.job.trainer_options import TrainerOptions
 from piper.models.adapters import (
@@ -151,8 +153,9 @@ def from_pretrained(
         model, base = with_adapters(model, chosen).train(), init
         init = adapter_values(model, chosen.init_lora_weights, base, seed)
     options.setdefault("init", init)
-    arguments = example_of(model, loss_fn, example).arguments
-    tag_unannotated(model, arguments if loss_fn is None else arguments[:-1])
+    batch = example_of(model, loss_fn, example)
+    with prints_shown_once(), failures_explained(model, loss_fn, batch):
+        tag_unannotated(model, batch.arguments if loss_fn is None else batch.arguments[:-1])
     trainer = PretrainedTrainer(model, loss_fn, strategy, example=example, **options)
     trainer.config, trainer.folder, trainer.adapter = as_given(config, given), folder, chosen
     trainer.conversion, trainer.layout = conversion, layout

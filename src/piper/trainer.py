@@ -12,8 +12,8 @@ import torch
 
 from piper.capture import Precision
 from piper.costs import Costs
-from piper.directives.strategy import Strategy, as_strategy
-from piper.job.arguments import names_options
+from piper.directives.strategy import Strategy
+from piper.job.arguments import given_strategy, names_options
 from piper.job.batch.batch import Batch
 from piper.job.batch.shaped_batches import as_in_first
 from piper.job.inspecting import is_inspecting
@@ -104,7 +104,7 @@ class Trainer(Closing, OtherAttributes):
         compiled: bool = False, graphs: GraphsOption = "auto",
         seed: int = 0, init: Init | None = None,
         costs: Costs | str | Path | None = None, memory_gib: float | None = None,
-        device: str | None = None, log: Log = None,
+        device: str | torch.device | None = None, log: Log = None,
         max_programs: int = 64, whole: Sequence[str] | None = None, timeout: float = 600.0,
     ) -> None:  # fmt: skip
         options = Options(
@@ -114,7 +114,7 @@ class Trainer(Closing, OtherAttributes):
             memory_gib=memory_gib, device=device, max_programs=max_programs, whole=whole,
         )  # fmt: skip
         StaleModel.end_marks()
-        job = Job(model, loss_fn, as_strategy(strategy, processes()), options)
+        job = Job(model, loss_fn, given_strategy(strategy, processes()), options)
         first, logs = job.example(example), log_makers(log)
         if is_inspecting():
             raise inspected(job, first)
@@ -325,7 +325,7 @@ class Trainer(Closing, OtherAttributes):
         self._enter("retarget")
         self._in_flight.finish()
         self._recording.finish()
-        given = self._checkpoints.peers, self._programs, as_strategy(strategy), self._example
+        given = self._checkpoints.peers, self._programs, given_strategy(strategy), self._example
         self._programs, example, sent = retargeted(*given, self.steps)
         self._example = example.map(lambda tensor: tensor.to("meta"))
         self._forwards, self._stepped = ForwardPrograms(self._programs), set()

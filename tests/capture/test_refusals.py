@@ -57,8 +57,8 @@ def test_a_product_of_different_types() -> None:
 
     assert refusal(forward, torch.randn(4, 8).double()) == (
         "line 1: a product of float64 and float32: torch multiplies tensors of one type\n"
-        "  fix: give batches in the type of the model, as in x.to(torch.float32), or convert the "
-        "model"
+        "  fix: give batches in the type of the model, as in x.to(torch.float32), or write "
+        "model.to(torch.float64)"
     )
 
 

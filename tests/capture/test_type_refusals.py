@@ -96,6 +96,23 @@ def test_without_a_precision_the_error_is_another() -> None:
         trainer(Converted(nn.Linear(8, 8, dtype=torch.bfloat16)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_batches_are_converted_to_the_type_of_the_model(dtype: torch.dtype) -> None:
+    with pytest.raises(CaptureError) as error:
+        trainer(nn.Linear(8, 8).to(dtype))
+
+    fix = f"as in x.to({dtype}), or write model.to(torch.float32)"
+    assert str(error.value).endswith(f"fix: give batches in the type of the model, {fix}")
+    assert type(error.value) is CaptureError  # the one that docs/errors.md has
+
+
+def test_of_a_model_of_two_types_tensors_are_converted_where_they_meet() -> None:
+    mixed = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, dtype=torch.bfloat16))
+
+    with pytest.raises(CaptureError, match="fix: convert one where they meet, as in h.to"):
+        trainer(mixed)
+
+
 H = torch.bfloat16
 OF_ONE_TYPE: dict[str, Callable[[Tensor], Tensor]] = {
     "mv": lambda x: torch.mv(x, torch.ones(8)),

@@ -35,6 +35,17 @@ WRONG = {
     "steps beyond the end": (["show", str(TINY), "--steps", "900:10"], "has time steps 0 to"),
     "no steps": (["show", str(TINY), "--steps", "2:0"], "has time steps 0 to"),
     "a checkpoint alone": (["checkpoint", "runs/q"], "Write: piper checkpoint show runs/q"),
+    "checkpoints to list": (["checkpoint", "list", "runs"], "Write: piper checkpoint show runs"),
+    "no checkpoint": (["checkpoint", "list"], "Write: piper checkpoint show FOLDER"),
+    "processes before the script": (
+        ["run", "--nproc-per-node", "2", str(TINY)],
+        "no such option: --nproc-per-node. Did you mean -n?",
+    ),
+    "several hosts": (["run", "--nnodes=2", str(TINY)], "On several hosts, start the script with"),
+    "a launcher": (["launch", "train.py"], "To run a script, write: piper run train.py"),
+    "a training": (["train", "--lr", "train.py"], "To run a script, write: piper run train.py"),
+    "gigabytes": (["check", str(TINY), "--memory", "80GB"], "is not a number of GiB: write 80"),
+    "no number": (["check", str(TINY), "--memory", "all"], "number of GiB: write 80, for example"),
 }
 
 

@@ -122,7 +122,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "steps for rehearse": (
         lambda: piper.rehearse(linear(), LOSS, None, [(X, X)], steps=3),  # type: ignore[call-arg]
-        "it has no option steps\n  fix: write a loop over trainer.step; for rehearse, give a batch",
+        "it has no option steps\n  fix: write a loop over your batches that calls "
+        "trainer.step(batch); for rehearse, give a batch for each step",
     ),
 }
 

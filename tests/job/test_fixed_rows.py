@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from piper import Place, Replicate, rehearse, where
-from piper.errors import InputError
+from piper.errors import CaptureError, InputError
 from piper.strategies import one_f_one_b
 
 ROWS, WIDTH = 8, 4
@@ -82,7 +82,7 @@ def test_one_microbatch_may_have_them_all() -> None:
 
 
 def test_a_model_that_never_runs_fails_as_it_does_without_piper() -> None:
-    with pytest.raises(RuntimeError, match="shape '\\[9"):
+    with pytest.raises(CaptureError, match="RuntimeError: shape '\\[9"):
         rehearse(Changed(lambda h: h.view(9, -1)), loss, SPLIT, batches(), optimizer=SGD)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -82,29 +81,3 @@ def test_a_trainer_says_it(caplog) -> None:
     assert lines == [
         "compiling program 2 (limit 64) for a new batch shape: tokens [2, 5], labels [2, 5]"
     ]
-
-
-X, Y = torch.zeros(8, 6), torch.zeros(8, dtype=torch.int64)
-ORDER = "  fix: it has the same shapes in another order: give it in that of the example"
-
-
-def notes(example: tuple[Tensor, ...], *batch: Tensor) -> list[str]:
-    """What is added to an error of torch, when a Trainer is made or in a step."""
-    model, loss = nn.Linear(6, 3), nn.functional.cross_entropy
-    with pytest.raises((RuntimeError, AssertionError)) as caught:
-        piper.Trainer(model, loss, None, example=example, device="cpu").step(*batch)
-    return caught.value.__notes__[-2:]
-
-
-def test_an_error_of_torch_ends_with_the_shapes_that_it_was_given() -> None:
-    narrow = "this batch has input [8, 4], labels [8]; the first one had [8, 6], [8]"
-    assert notes((X, Y), X[:, :4], Y)[-1] == narrow
-    swapped = "this batch has input [8], labels [8, 6]; the first one had [8, 6], [8]"
-    assert notes((X, Y), Y, X) == [swapped, ORDER]
-
-
-def test_an_error_with_the_example_says_what_goes_where() -> None:
-    assert notes((Y, X))[-1] == (
-        "the batch has input [8], labels [8, 6]; the last one goes to loss_fn, the others to the "
-        "model"
-    )

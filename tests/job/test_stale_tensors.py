@@ -67,6 +67,7 @@ SIZES: dict[str, Use] = {
     "shapes": lambda model: [(p.shape, p.dtype, p.dim(), p.size(0)) for p in model.parameters()],
     "trained": lambda model: [name for name, p in model.named_parameters() if p.requires_grad],
     "gradients": lambda model: [p.grad for p in model.parameters()],
+    "frozen": lambda model: setattr(model[0].bias, "requires_grad", False),
     "the model printed": repr, "a set": lambda model: set(model.parameters()),
     "modes": lambda model: (model.train(), model.zero_grad()),
     "tied": lambda model: {p.data_ptr() for p in model.parameters()},

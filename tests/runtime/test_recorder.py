@@ -16,7 +16,8 @@ from recorded import Seen, offsets, profile, train, trainer_of
 from runtime.test_replicate import stages_of
 
 from piper.errors import InputError, RunError
-from piper.launcher.trace_window import steps_of
+from piper.job.loop.tracing import EnvironmentRecording
+from piper.launcher.trace_window import Window, steps_of
 from piper.names import COMPUTE
 from piper.plan.analyse.trace import Span, Trace
 from piper.plan.instructions import Exchange, Gather, Plan, Recv, Reduce, Run, Send, Total
@@ -272,4 +273,26 @@ def test_piper_run_says_when_no_step_was_in_the_window(tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    assert "no trace was written: no piper.Trainer reached step 9\n  fix: " in done.stderr
+    assert "no trace was written: no piper.Trainer reached step 9 of this run" in done.stderr
+
+
+def test_a_run_that_resumes_counts_its_own_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, batches = alone(tmp_path / "first.json", 1)
+    first.step(*batches[0])
+    first.step(*batches[1])
+    first.save(tmp_path / "saved")
+    first.close()
+    monkeypatch.setattr(EnvironmentRecording, "taken", False)
+    for name, value in Window(tmp_path / "run.json", first=2, count=1).environment().items():
+        monkeypatch.setenv(name, value)
+    text = BUILDERS["gpipe"](pp=1, microbatches=2).to_json()
+
+    trainer, batches = trainer_of(0, "uneven", 1, 2, text)
+    assert trainer.resume(tmp_path / "saved") == 2
+    trainer.step(*batches[0])
+    trainer.step(*batches[1])
+    trainer.close()
+
+    assert traces_in(tmp_path / "run.json") == [4]

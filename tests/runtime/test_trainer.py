@@ -192,15 +192,21 @@ def test_too_few_processes_are_refused_with_the_command_to_write(
 @pytest.mark.parametrize(
     ("started", "words"),
     [
-        ("runs/tune.py", "start it with `piper run tune.py -n 2`"),
-        ("a/ipykernel_launcher.py", "start it with `piper run SCRIPT -n 2`, or in a notebook with "
-         "piper.launch(fn, 2)"),
+        (["runs/tune.py"], "start it with `piper run tune.py -n 2`"),
+        (
+            ["tune.py", "--pp", "4", "--name", "a b"],
+            "start it with `piper run tune.py -n 2 --pp 4 --name 'a b'`",
+        ),
+        (
+            ["a/ipykernel_launcher.py"],
+            "start it with `piper run SCRIPT -n 2`, or in a notebook with piper.launch(fn, 2)",
+        ),
     ],
 )  # fmt: skip
 def test_the_command_names_the_script(
-    started: str, words: str, monkeypatch: pytest.MonkeyPatch
+    started: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", [started])
+    monkeypatch.setattr("sys.argv", started)
 
     assert how_to_start(2) == words
 

@@ -139,7 +139,7 @@ def capture(
     types, and so has the example. `trained`: what training updates, for evaluation. `whole`: uncut.
     """
     _require(device)
-    with types_explained(model, precision), warnings_at_users_lines():
+    with types_explained(model, precision, example), warnings_at_users_lines():
         with torch.set_grad_enabled(trained is None):  # a forward may ask for it
             traced = trace(model, loss_fn, example, device, precision, whole)
         form, meeting = _shown(traced, model, loss_fn)

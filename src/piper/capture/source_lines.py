@@ -25,6 +25,7 @@ _NESTED = os.path.join(_TORCH, "nested")
 _GENERATED = ("<eval_with_key", "<frozen", "<string>", "<fx")
 
 _RUNNERS = tuple(os.path.join(_CAPTURE, one) for one in ("trace/forward.py", "loss/form.py"))
+_MODULES = os.path.join(_TORCH, "nn", "modules", "module.py")
 _LOSS_CALL = os.path.join(_CAPTURE, "trace", "arguments", "loss_call.py")
 
 UNKNOWN = "model"
@@ -128,6 +129,19 @@ def line_of(trace: TracebackType | None) -> str:
 def is_in_loss(trace: TracebackType | None) -> bool:
     """Whether the loss function raised an error."""
     return any(frame.f_code.co_filename == _LOSS_CALL for frame, _ in traceback.walk_tb(trace))
+
+
+def loss_arguments(trace: TracebackType | None) -> tuple[Any, Any] | None:
+    """The output and the labels that the loss function was given. None: it did not raise it."""
+    for frame, _ in traceback.walk_tb(trace):
+        if frame.f_code.co_filename == _LOSS_CALL:
+            return frame.f_locals["output"], frame.f_locals["labels"]
+    return None
+
+
+def is_in_model(trace: TracebackType | None) -> bool:
+    """Whether a module was running."""
+    return any(frame.f_code.co_filename == _MODULES for frame, _ in traceback.walk_tb(trace))
 
 
 def is_transformed(trace: TracebackType | None) -> bool:

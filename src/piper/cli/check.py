@@ -14,6 +14,7 @@ from rich.console import Console
 from piper.cli.numerics_report import numerics_report
 from piper.cli.passed_on import add_command, refuse_arguments
 from piper.cli.target import Target, inspect, strategy_of
+from piper.cli.usage import gibibytes
 from piper.errors import Refused
 from piper.names import amount
 from piper.plan.check.proof import Proof, prove
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from piper.job.inspection import Inspected
 
 Memory = Annotated[
-    float | None, typer.Option(help="check that it fits in this many GiB per device")
+    float | None,
+    typer.Option(
+        parser=gibibytes, metavar="FLOAT", help="check that it fits in this many GiB per device"
+    ),
 ]
 
 

@@ -20,6 +20,12 @@ OTHER_LAUNCHERS = {  # what they call `-n`
     "--n", "--np", "--nproc", "--nproc-per-node", "--nproc_per_node", "--num-processes",
     "--num_processes", "--processes", "--num-gpus", "--num_gpus",
 }  # fmt: skip
+HOSTS = {  # options of other launchers that are about several hosts
+    "--standalone", "--nnodes", "--num-nodes", "--num_nodes", "--node-rank", "--node_rank",
+    "--master-addr", "--master_addr", "--master-port", "--master_port", "--rdzv-backend",
+    "--rdzv_backend", "--rdzv-endpoint", "--rdzv_endpoint", "--rdzv-id", "--rdzv_id", "--hostfile",
+    "--machine-rank", "--machine_rank", "--num-machines", "--num_machines",
+}  # fmt: skip
 OPTION = re.compile(r"--?([A-Za-z][\w-]+)(?:=.*)?", re.DOTALL)
 ALIKE = 0.8  # of difflib: `--numeric` is 0.93 like `--numerics`, `--steps` 0.7 like `--trace-steps`
 
@@ -48,6 +54,17 @@ class Unknown(Misspelled):
         )
 
 
+class OtherHosts(Misspelled):
+    """An option of a launcher that connects several hosts."""
+
+    def __init__(self, word: str) -> None:
+        typer.BadParameter.__init__(
+            self,
+            f"no such option: {word}. Leave it out: `piper run -n N` connects the processes of one "
+            "host. On several hosts, start the script with torchrun, or with --on ray.",
+        )
+
+
 class PassesOn(Command):
     """A misspelled option of the command is an error, unless the script has an option like it.
 
@@ -59,6 +76,9 @@ class PassesOn(Command):
         known = options_of(self)
         before = before_target(words, values_of(self))
         refuse_misspelled(before, known)
+        if "-n" in every_option(self):
+            refuse_other_counts(before, None)
+            refuse_other_hosts(before)
         refuse_unknown(before, ctx.command_path, every_option(self))
         rest = super().parse_args(ctx, args)
         target = ctx.params.get("script") or ctx.params.get("target")
@@ -140,6 +160,12 @@ def refuse_other_counts(words: Sequence[str], script: Path | None) -> None:
     for option in (word.partition("=")[0] for word in words):
         if option in OTHER_LAUNCHERS and not (script is not None and mentions(script, option)):
             raise Misspelled(option, "-n")
+
+
+def refuse_other_hosts(words: Sequence[str]) -> None:
+    for option in (word.partition("=")[0] for word in words):
+        if option in HOSTS:
+            raise OtherHosts(option)
 
 
 def near_misses(words: Sequence[str], known: Sequence[str]) -> Iterator[tuple[str, str]]:

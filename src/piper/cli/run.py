@@ -61,7 +61,7 @@ def run(
         Path | None, typer.Option(help="record some steps in this file", dir_okay=False)
     ] = None,
     trace_steps: Annotated[
-        str, typer.Option(help="which steps to record, FIRST:COUNT")
+        str, typer.Option(help="which steps of this run to record, FIRST:COUNT")
     ] = f"{FIRST}:{COUNT}",
     trace_profile: Annotated[
         bool, typer.Option("--trace-profile", help="also record the operators of each instruction")
@@ -152,6 +152,7 @@ def outcome(window: Window, wrote: bool, code: int, on: str | None = None) -> st
             f"  fix: look on the host of device 0, or let the script reach {window.text}"
         )
     return (
-        f"piper: no trace was written: no piper.Trainer reached {window.text}\n"
+        f"piper: no trace was written: no piper.Trainer reached {window.text} of this run, whose "
+        "first step after `resume` is 1\n"
         "  fix: let the script take more steps, or write --trace-steps 1:1"
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import typer
 
 from piper.costs.devices import DEVICES, DeviceKind, device_kind
 from piper.errors import PiperError, Problem, StrategyError, did_you_mean, nearest
 
 WRONG_USAGE = 2
+NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 @contextmanager
@@ -20,6 +24,20 @@ def usage() -> Iterator[None]:
     except PiperError as error:
         error.exit_code = WRONG_USAGE
         raise
+
+
+def gibibytes(text: str) -> float:
+    """A number of GiB, which has no unit.
+
+    >>> gibibytes("80")
+    80.0
+    """
+    try:
+        return float(text)
+    except ValueError:
+        number = NUMBER.match(text)
+        fix = f"write {number[0]}" if number else "write 80, for example"
+        raise typer.BadParameter(f"{text!r} is not a number of GiB: {fix}") from None
 
 
 @usage()

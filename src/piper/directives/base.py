@@ -13,7 +13,7 @@ from inspect import signature
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 from piper.directives.codecs import Codec, codec_of
-from piper.errors import Problem, Refused, wrong_call
+from piper.errors import Problem, Refused, meant_by, nearest, wrong_call
 from piper.ir.dag import Dag
 from piper.ir.filters import Filter
 from piper.ir.maker import Maker
@@ -111,7 +111,8 @@ def saying_what_to_write(kind: type[Directive], filters: bool) -> Callable[..., 
         try:
             plain(self, *args, **given)
         except TypeError:
-            problem = wrong_call(kind.__name__, call, args, given)
+            tags = filters and without_where(kind.__name__, list(call.parameters), args, given)
+            problem = tags or wrong_call(kind.__name__, call, args, given)
             if problem is None:
                 raise
             raise Refused(problem) from None
@@ -120,6 +121,24 @@ def saying_what_to_write(kind: type[Directive], filters: bool) -> Callable[..., 
             raise Refused(Problem(what, "write where(PP=0), or where() for every region"))
 
     return checked
+
+
+def without_where(
+    name: str, known: Sequence[str], args: Sequence[object], given: Mapping[str, object]
+) -> Problem | None:
+    """Tags that belong into a filter.
+
+    >>> without_where("Place", ["filter", "devices"], (), {"PP": 0, "devices": [0]}).fix
+    'write Place(where(PP=0), devices=[0])'
+    """
+    tags = {one: value for one, value in given.items() if one not in known}
+    alike = any(meant_by(one, known) or nearest(one, known) for one in tags)
+    if not tags or alike or "filter" in given or any(isinstance(one, Filter) for one in args):
+        return None
+    wanted = ", ".join(f"{one}={value!r}" for one, value in tags.items())
+    others = [*map(repr, args), *(f"{k}={value!r}" for k, value in given.items() if k in known)]
+    what = f"{name} takes tags in a filter, as its first argument"
+    return Problem(what, f"write {name}({', '.join([f'where({wanted})', *others])})")
 
 
 def op_of(kind: type) -> str:

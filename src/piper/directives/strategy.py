@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from html import escape
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Never, overload
 
 from piper.directives.base import Directive, known_directives
 from piper.directives.json import decode, encode
 from piper.directives.place import Place
 from piper.directives.split import Split
-from piper.errors import Problem, StrategyError
+from piper.errors import NoAttribute, Problem, StrategyError, did_you_mean, nearest
 from piper.ir.filters import where
+from piper.names import amount
 
 MOST_NAME = 4096  # characters of the name of a file
 
@@ -33,7 +34,12 @@ class Strategy:
 
     directives: tuple[Directive, ...]
 
-    def __init__(self, directives: Iterable[Directive | Iterable[Directive]]) -> None:
+    def __init__(
+        self, directives: Iterable[Directive | Iterable[Directive]], *others: Never
+    ) -> None:
+        if others or callable(getattr(directives, "rewrite", None)):
+            what = f"it was given {amount(len(others) + 1, 'directive')}, and no list"
+            raise StrategyError.of("strategy", what, LIST)
         object.__setattr__(self, "directives", tuple(flat(directives)))
 
     def __str__(self) -> str:
@@ -69,6 +75,16 @@ class Strategy:
         found = self.directives[place]
         return Strategy(found) if isinstance(found, tuple) else found
 
+    if not TYPE_CHECKING:  # a type checker would allow any name
+
+        def __getattr__(self, name: str) -> Any:
+            fix = next((fix for fix, names in FIXES.items() if name in names), None)
+            if fix is None:
+                near = did_you_mean(nearest(name, dir(Strategy)))
+                text = f"'Strategy' object has no attribute {name!r}{near}"
+                raise AttributeError(text, name=name)
+            raise NoAttribute.of("strategy", f"it has no {name}", fix)
+
     @property
     def devices(self) -> tuple[int, ...]:
         """Where something is placed."""
@@ -80,12 +96,15 @@ class Strategy:
         """The number of parts into which the batch is split."""
         return next((d.n for d in self.directives if isinstance(d, Split)), 1)
 
-    def to_json(self) -> str:
+    def to_json(self, *unwanted: Never) -> str:
         """One directive per line, in the form of the published system.
 
         >>> Strategy.from_json(Strategy([Split("MB", 2)]).to_json()) == Strategy([Split("MB", 2)])
         True
         """
+        if unwanted:
+            text = f"write Path({str(unwanted[0])!r}).write_text(strategy.to_json())"
+            raise StrategyError.of("strategy", "to_json returns a text, and takes nothing", text)
         lines = ",\n  ".join(json.dumps(encode(directive)) for directive in self.directives)
         return f"[\n  {lines}\n]\n" if lines else "[]\n"
 
@@ -113,6 +132,18 @@ class Strategy:
         return Strategy(decode(one, f"directive {k}") for k, one in enumerate(objects, start=1))
 
 
+ADD = "write strategy + [directive]: a strategy does not change"
+SAVE = "write Path(name).write_text(strategy.to_json())"
+LIST = "write one list: Strategy([Place(...), Split(...)])"
+FIXES = {
+    ADD: ("append", "add", "extend", "insert", "update", "add_directive"),
+    "write a list of those that stay: [one for one in strategy if ...]": (
+        "remove", "pop", "clear", "filter",
+    ),
+    SAVE: ("save", "dump", "write", "to_file", "export"),
+    "write strategy.to_json(), which is a text": ("json", "dumps", "to_dict", "to_yaml", "asdict"),
+    "write Strategy.from_json(Path(name).read_text())": ("load", "loads", "from_file", "read"),
+}  # fmt: skip
 Picture = Callable[[Strategy], str | None]
 _PICTURES: list[tuple[Picture, Picture]] = []  # HTML and SVG, of a layer that knows schedules
 
@@ -158,9 +189,6 @@ def as_strategy(
     if callable(strategy):
         refuse_uncalled(strategy)
         return as_strategy(strategy(devices))
-    if isinstance(strategy, str):
-        fix = "write piper.strategies.one_f_one_b(pp=2, microbatches=8), or a list of directives"
-        raise StrategyError.of("strategy", f"it is a string, {strategy!r}", fix)
     if strategy is None:
         return Strategy([Place(where(), devices=(0,))])
     if not isinstance(strategy, Iterable):

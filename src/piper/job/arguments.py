@@ -6,17 +6,20 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, wraps
 from inspect import Signature, signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from piper.errors import InputError, Located, Problem, no_option
+from piper.directives.strategy import Strategy, as_strategy
+from piper.errors import InputError, Located, Problem, StrategyError, no_option
 from piper.job.batch.batch import Batch
 from piper.job.other_words import elsewhere, to_make_again, to_schedule_again
 from piper.launcher.script_errors import own_frames
 from piper.names import amount
 from piper.runtime.optimizers.parameter_groups import is_named
+from piper.strategies import BUILDERS
+from piper.strategies.other_names import configured, named
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -25,6 +28,20 @@ CALLS = {
     "evaluate": "it takes batches: write trainer.evaluate([(x, y)])",
     "Trainer": "write Trainer(model, loss_fn, strategy, example=...), and options by name; loss_fn "
     "may be None if the model computes its loss, and strategy for one device",
+}
+NUMBERED = "leave it out: a checkpoint has the number of its step, which is trainer.steps"
+TYPE = (
+    "leave it out: weights are written in the type that they have; load them in another one, as in "
+    "from_pretrained(folder, dtype=torch.bfloat16)"
+)
+OF_CALLS: dict[str, dict[str, str]] = {  # methods of a Trainer, and their options elsewhere
+    "save": dict.fromkeys(("step", "steps", "epoch", "global_step", "tag"), NUMBERED)
+    | dict.fromkeys(("max_to_keep", "save_total_limit", "keep_last"), "write keep=..."),
+    "export": dict.fromkeys(("dtype", "torch_dtype", "precision"), TYPE),
+    "save_pretrained": dict.fromkeys(("dtype", "torch_dtype", "precision"), TYPE),
+    "load": {"map_location": "leave it out: each process loads what it holds"},
+    "resume": {"step": "give one of the folders in it, such as trainer.resume('run/step-100')"},
+    **{name: {} for name in ("evaluate", "record", "retarget", "gather", "close")},
 }
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
 LOG = logging.getLogger("piper")
@@ -38,19 +55,23 @@ def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
     The signature stays as it is written: type checkers and `help` see every option.
     """
     shape = signature(call)
-    known = shape.parameters
-    named = [one for one in known.values() if one.kind is one.KEYWORD_ONLY]
+    known: Mapping[str, Any] = shape.parameters
+    named = [one for one in shape.parameters.values() if one.kind is one.KEYWORD_ONLY]
     options = [one.name for one in sorted(named, key=lambda one: one.default is one.empty)]
-    options += [name for name in known if name not in (*options, "self")]
+    options += [name for name in shape.parameters if name not in (*options, "self")]
     owner, _, own = call.__qualname__.rpartition(".")
     where = owner if own == "__init__" else own
-    any_name = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    more = options_passed_on(call)
+    any_name = not more and any(one.kind is one.VAR_KEYWORD for one in shape.parameters.values())
+    if more:
+        options = [*(name for name in options if name != "options"), *more]
+        known = {**known, **dict.fromkeys(more)}
 
     @wraps(call)
     def checked(*args: Given.args, **given: Given.kwargs) -> Made:
         for name in given:
             if name not in known and not any_name:
-                raise InputError(where, unknown(name, options, given))
+                raise InputError(where, unknown(name, options, given, where))
         refuse_unbound(where, shape, args, given)
         try:
             return call(*args, **given)
@@ -61,8 +82,28 @@ def names_options(call: Callable[Given, Made]) -> Callable[Given, Made]:
     return checked
 
 
-def unknown(name: str, options: Sequence[str], given: Mapping[str, Any]) -> Problem:
-    fix = elsewhere(name, given)
+def options_passed_on(call: Callable[..., Any]) -> list[str]:
+    """Those of `**options: Unpack[...]`, by name."""
+    shape = signature(call)
+    if not any(one.kind is one.VAR_KEYWORD for one in shape.parameters.values()):
+        return []
+    *_, last = signature(call, eval_str=True).parameters.values()
+    return [name for kind in get_args(last.annotation) for name in kind.__annotations__]
+
+
+def given_strategy(strategy: Any, devices: int = 1) -> Strategy:
+    """A strategy from what the user gave, who may know how other systems are configured."""
+    if isinstance(strategy, str):
+        fix = named(strategy, BUILDERS)
+        raise StrategyError.of("strategy", f"it is a string, {strategy!r}", fix)
+    if isinstance(strategy, Mapping):
+        what = "it is a dict, as other systems are configured"
+        raise StrategyError.of("strategy", what, configured(strategy))
+    return as_strategy(strategy, devices)
+
+
+def unknown(name: str, options: Sequence[str], given: Mapping[str, Any], where: str) -> Problem:
+    fix = OF_CALLS[where].get(name) if where in OF_CALLS else elsewhere(name, given)
     return Problem(f"it has no option {name}", fix) if fix else no_option("it", name, options)
 
 
@@ -70,15 +111,24 @@ def refuse_unbound(where: str, shape: Signature, args: Any, given: dict[str, Any
     """Arguments that are missing, or given twice."""
     for one in shape.parameters.values():
         if one.kind is one.KEYWORD_ONLY and one.default is one.empty and one.name not in given:
-            fix = EXAMPLE if one.name == "example" else f"write {where}(..., {one.name}=...)"
+            call = f"write {called(where)}(..., {one.name}=...)"
+            fix = EXAMPLE if one.name == "example" else call
             raise InputError.of(where, f"{one.name}= is missing", fix)
     try:
         shape.bind(*args, **given)
     except TypeError as error:
         first = [one.name for one in shape.parameters.values() if one.kind is not one.KEYWORD_ONLY]
         names = ", ".join(name for name in first if name != "self")
-        fix = f"write {where}({names}, ...), and options by name"
+        fix = f"write {called(where)}({names}, ...), and options by name"
         raise InputError.of(where, str(error), CALLS.get(where, fix)) from None
+
+
+def called(where: str) -> str:
+    """
+    >>> called("save"), called("rehearse")
+    ('trainer.save', 'rehearse')
+    """
+    return f"trainer.{where}" if where in OF_CALLS else where
 
 
 def refuse_wrong_model(model: Any, loss_fn: Any) -> None:

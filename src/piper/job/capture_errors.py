@@ -10,15 +10,28 @@ from typing import Any
 import torch
 
 from piper.errors import CaptureError, Problem, some_names
-from piper.job.batch.batch import Batch
+from piper.job.batch.batch import Batch, Shapes
+from piper.job.batch.failed_calls import failures_explained
 from piper.job.batch.input_names import input_names
+from piper.job.loop.forward_prints import prints_shown_once
 
 
 @dataclass
 class FirstInputs:
-    """What the first batch that was captured gives the model, by name."""
+    """What the first batch that was captured gives the model."""
 
     names: list[str] = field(default_factory=list)
+    shapes: Shapes = ()  # of the whole batch
+
+    @contextmanager
+    def running(self, model: torch.nn.Module, loss_fn: Any, batch: Batch) -> Iterator[None]:
+        """Around all that runs a model before a step: its prints, and errors of torch in it."""
+        inputs_only = loss_fn is not None and not batch.labelled
+        first = self.shapes[: len(batch.leaves)] if inputs_only else self.shapes
+        with prints_shown_once(), failures_explained(model, loss_fn, batch, first):
+            yield
+        if batch.labelled:
+            self.shapes = self.shapes or batch.shapes
 
     @contextmanager
     def explaining(self, model: torch.nn.Module, loss_fn: Any, one: Batch) -> Iterator[None]:

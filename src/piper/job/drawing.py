@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from piper.directives import Strategy
-from piper.directives.strategy import as_strategy
-from piper.job.arguments import names_options
+from piper.job.arguments import given_strategy, names_options
 from piper.job.inspection import inspected
 from piper.job.job import Job
 from piper.job.options import Loss
@@ -28,6 +27,6 @@ def draw(
 
     It compiles and checks what a Trainer with these arguments would, and runs nothing.
     """
-    job = Job(model, loss_fn, as_strategy(strategy))
+    job = Job(model, loss_fn, given_strategy(strategy))
     found = inspected(job, job.example(example))
     return grid(compiled_rows(job.strategy, found.compiled.dag))

@@ -30,7 +30,8 @@ def inspected(job: Job, example: Batch) -> Inspected:
     if _replaced:
         job = replace(job, options=replace(job.options, **_replaced))
     by_role = len(job.feeds.devices) > MANY
-    captured, compiled = job.compile(example, by_role=by_role)
+    with job.first_inputs.running(job.model, job.loss_fn, example):
+        captured, compiled = job.compile(example, by_role=by_role)
     return Inspected(job, job.whole_inputs.marked(example), captured, compiled)
 
 

@@ -36,6 +36,7 @@ from piper.job.compile.layer_search import LayerSearch
 from piper.job.device_costs import TargetMachine, target_machine
 from piper.job.first_lines import first_lines
 from piper.job.loop.around_step import refuse_modes
+from piper.job.loop.forward_prints import prints_shown_once
 from piper.job.loop.recent import recent
 from piper.job.loss.guard_check import refuse_bent
 from piper.job.loss.loss_form import is_settled, loss_form
@@ -361,6 +362,7 @@ class Job:
         parts = self.rows.of_each_size(batch).items() if self.captures else ()
         return of_known_sizes({rows: self.captures.get(self.kind(one)) for rows, one in parts})
 
+    @prints_shown_once()
     def try_mean(self, batch: Batch) -> None:
         """Try what is not proved, on the process that captured the model."""
         found = self.captured(batch)

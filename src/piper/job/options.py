@@ -54,7 +54,7 @@ class Options:
     init: Init | None = None
     costs: Costs | str | Path | None = None
     memory_gib: float | None = None
-    device: str | None = None
+    device: str | torch.device | None = None
     max_programs: int = 64
     whole: Sequence[str] | None = None
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
 from piper.errors import InputError, NoAttribute, did_you_mean, nearest
+from piper.job.arguments import OF_CALLS, names_options
 
 STEP = "leave it out: trainer.step includes zero_grad, the backward and the optimizer's step"
 SCHEDULE = "leave it out: trainer.step includes it, after the optimizer; metrics.lr is the rate"
@@ -18,11 +20,17 @@ MEANS = "leave it out: losses, and what trainer.evaluate returns, are those of a
 RATE = "the metrics of a step have it: trainer.step(batch).lr"
 LOG = 'write Trainer(log="tensorboard"), "wandb", "print" or a .csv file, or use what step returns'
 PRETRAINED = "write trainer.export(folder); a Trainer by piper.from_pretrained has it"
+OUTPUTS = "write trainer.predict(*inputs), the output of the model, and compute it from that"
 RATES = ("lr", "learning_rate")
+SET_RATE_BELOW = "for the learning rate, give Trainer(lr_scheduler=...)"
 SET_RATE = "give Trainer(lr_scheduler=...), which sets it after every step"
 FIXES = {
-    "optimizer": STEP,
-    "optimizers": STEP,
+    "optimizer": f"{STEP}; {SET_RATE_BELOW}",
+    "optimizers": f"{STEP}; {SET_RATE_BELOW}",
+    "optim": f"{STEP}; {SET_RATE_BELOW}",
+    "opt": f"{STEP}; {SET_RATE_BELOW}",
+    "param_groups": SET_RATE_BELOW,
+    "set_lr": SET_RATE_BELOW,
     "zero_grad": STEP,
     "backward": STEP,
     "optimizer_step": STEP,
@@ -37,6 +45,25 @@ FIXES = {
     "fit": LOOP,
     "training_step": LOOP,
     "train_batch": "write trainer.step(batch)",
+    "train_step": "write trainer.step(batch)",
+    "train_on_batch": "write trainer.step(batch)",
+    "training_batch": "write trainer.step(batch)",
+    "eval_step": "write trainer.evaluate(batches)",
+    "validation_step": "write trainer.evaluate(batches)",
+    "sched": SCHEDULE,
+    "num_replicas": "write trainer.replicas",
+    "dp_rank": "write trainer.replica, the part of the data of this process",
+    "dp_size": "write trainer.replicas",
+    "get_rank": "write trainer.rank",
+    "get_world_size": "write trainer.replicas, the number of parts of the data",
+    "checkpoint": "write trainer.save(folder)",
+    "restore": "write trainer.resume(folder)",
+    "stop": "write trainer.request_stop(), which all processes see in trainer.stopping",
+    "should_stop": "write trainer.stopping",
+    "acc": OUTPUTS,
+    "accuracy": OUTPUTS,
+    "logits": OUTPUTS,
+    "outputs": OUTPUTS,
     "eval": "leave it out: trainer.evaluate and trainer.predict are in eval mode",
     "validate": "write trainer.evaluate(batches)",
     "test": "write trainer.evaluate(batches)",
@@ -89,6 +116,13 @@ FIXES = {
 
 class OtherAttributes:
     """A Trainer, if it is asked for what others have."""
+
+    def __init_subclass__(cls) -> None:
+        """Calls with options that there are not say which there are."""
+        super().__init_subclass__()
+        for name, one in list(vars(cls).items()):
+            if isfunction(one) and name in OF_CALLS and not hasattr(one, "__wrapped__"):
+                setattr(cls, name, names_options(one))
 
     if not TYPE_CHECKING:  # a type checker would allow any name
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from piper.job.options_elsewhere import need_none
 from piper.runtime.optimizers.user_optimizer import SCHEDULER
 
 DEFAULT = {"lr": "3e-4"}  # of `Trainer(optimizer=...)`, beside what torch's AdamW has
@@ -20,7 +21,6 @@ OF_OPTIMIZER = {
 }
 NORMS = ("grad_clip", "clip_grad", "clip_grad_norm", "max_grad_norm", "gradient_clip_val")
 COUNTS = ("gradient_accumulation_steps", "accumulate_grad_batches")
-LOOPS = ("steps", "num_steps", "epochs", "num_train_epochs", "max_steps")
 
 
 def elsewhere(name: str, given: Mapping[str, Any]) -> str | None:
@@ -47,9 +47,7 @@ def elsewhere(name: str, given: Mapping[str, Any]) -> str | None:
             return f'write precision="{name}"'
         case "mixed_precision":
             return f"write precision={own}" if own in ("'bf16'", "'fp16'") else PRECISION
-        case _ if name in LOOPS:
-            return "write a loop over trainer.step; for rehearse, give a batch for each step"
-    return None
+    return need_none(name, given)
 
 
 PRECISION = 'write precision="bf16" or "fp16"'

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+import torch
+
 from piper.capture import Precision
 from piper.costs import Costs
 from piper.job.loop.metric_log import Log
@@ -33,7 +35,7 @@ class TrainerOptions(TypedDict, total=False):
     init: Init | None
     costs: Costs | str | Path | None
     memory_gib: float | None
-    device: str | None
+    device: str | torch.device | None
     log: Log
     max_programs: int
     whole: Sequence[str] | None

@@ -14,7 +14,7 @@ FIRST, COUNT = 3, 3  # the first steps are slower: they allocate memory and opti
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`count` steps from `first` on. The first step of a run is 1."""
+    """`count` steps from `first` on. The first step that a run trains is 1, also after `resume`."""
 
     path: Path
     first: int = FIRST

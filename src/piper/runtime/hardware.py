@@ -14,7 +14,7 @@ NO_BF16 = "mkldnn_matmul failed, switching to BLAS"  # torch, on a CPU without b
 SHARED = "PIPER_SHARE_GPU"  # set if several processes share one GPU
 
 
-def chosen_device(wanted: str | None = None) -> torch.device:
+def chosen_device(wanted: str | torch.device | None = None) -> torch.device:
     """The device that the user or PIPER_DEVICE names, or else a GPU if there is one.
 
     Loading a kernel at its first use would wait for the whole device, and so for messages in
@@ -23,9 +23,11 @@ def chosen_device(wanted: str | None = None) -> torch.device:
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     queues = "16" if SHARED in os.environ else "32"  # 32 is too many for several processes
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", queues)
-    name = wanted or os.environ.get("PIPER_DEVICE") or best()
+    given = str(wanted) if isinstance(wanted, torch.device) else wanted
+    name = os.environ.get("PIPER_DEVICE") or best() if given is None else given
     if name not in KINDS:
-        raise InputError.of("device", f"{name!r} is not a device", 'write "cuda" or "cpu"')
+        own = "; each process has a GPU of its own" if "cuda" in str(name) else ""
+        raise InputError.of("device", f"{name!r} is not a device", f'write "cuda" or "cpu"{own}')
     if name == "cpu":
         warnings.filterwarnings("ignore", NO_BF16)  # pages of C++ frames; the numbers are the same
         return torch.device("cpu")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from piper.errors import NoAttribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,22 @@ NAMES = (
     "step", "loss", "grad_norm", "lr", "samples", "tokens", "seconds", "samples_per_second",
     "tokens_per_second", "memory_gib", "mfu",
 )  # fmt: skip
+
+OTHERS = {  # what other systems return from a step, and what to write here
+    "trainer.predict(*inputs), the output of the model, and compute it from that": (
+        "acc", "accuracy", "logits", "output", "outputs", "preds", "predictions", "f1", "top1",
+    ),
+    ".loss, which is a number of Python": (
+        "item", "detach", "cpu", "mean", "numpy", "tolist", "total_loss", "train_loss", "val_loss",
+        "mean_loss", "value",
+    ),
+    "math.exp(metrics.loss), or trainer.evaluate(batches).perplexity": ("perplexity", "ppl"),
+    ".grad_norm": ("norm", "gradient_norm", "gnorm", "total_norm", "max_norm"),
+    ".lr": ("learning_rate", "rate"),
+    ".seconds": ("time", "step_time", "duration", "elapsed", "iter_time", "ms"),
+    ".memory_gib": ("memory", "peak_memory", "max_memory", "memory_gb", "mem"),
+    ".tokens_per_second or .samples_per_second": ("throughput", "tps", "tokens_per_sec", "speed"),
+}  # fmt: skip
 
 
 class Metrics:
@@ -118,6 +137,14 @@ class Metrics:
         None where the peak is not known. What is recomputed does not count.
         """
         return None if self.best_seconds is None else self.best_seconds / self.seconds
+
+    if not TYPE_CHECKING:  # a type checker would allow any name
+
+        def __getattr__(self, name: str) -> Any:
+            fix = next((fix for fix, names in OTHERS.items() if name in names), None)
+            if fix is None:
+                return object.__getattribute__(self, name)  # with Python's own error
+            raise NoAttribute.of("metrics", f"a step has no {name}", f"write {fix}")
 
     def __getitem__(self, name: str) -> float | None:
         """

@@ -22,7 +22,7 @@ from piper.strategies.assembly import assemble
 from piper.strategies.check import check
 from piper.strategies.export import table_of_orders
 from piper.strategies.options import PipelineOptions
-from piper.strategies.other_names import no_schedule
+from piper.strategies.other_names import meant, no_schedule
 from piper.strategies.pytorch_csv import parse_csv
 from piper.strategies.schedules.sizes import require_possible, require_whole
 from piper.strategies.schedules.table import Table, ranks_of
@@ -30,6 +30,8 @@ from piper.strategies.unequal_ranks import Replication
 
 Builder = TypeVar("Builder", bound=Callable[..., Strategy])
 COUNTS = ("tp", "cp", "ep", "zero", "gather_ahead")  # among the options of `assemble`
+
+SCHEDULE_OPTIONS = ("schedule", "schedule_name", "pipeline_schedule", "schedule_class", "kind")
 
 
 class NoBuilder(StrategyError, KeyError):
@@ -82,16 +84,31 @@ def naming_options(build: Builder) -> Builder:
                         f"it was given {option}",
                         "leave it out: its orders or tables say how many there are",
                     )
+                elif option in SCHEDULE_OPTIONS:
+                    problem = of_schedule(option, options[option])
                 elif having:
                     what = f"{build.__name__} has no option {option}"
                     problem = Problem(what, f"leave it out, or take {' or '.join(having)}")
                 raise StrategyError("strategy", problem)
+        if len(args) > 1 and all(isinstance(one, Order) for one in args):
+            fix = f"write one list: {build.__name__}([first, last])"
+            what = f"{build.__name__} was given {len(args)} orders"
+            raise StrategyError.of("strategy", what, fix)
         if wrong := wrong_call(build.__name__, full, args, options):
             raise StrategyError("strategy", wrong)
         return build(*args, **options)
 
     checked.__signature__ = full  # type: ignore[attr-defined]
     return cast(Builder, checked)
+
+
+def of_schedule(option: str, value: Any) -> Problem:
+    """Here, every schedule has a builder of its own."""
+    known = no_schedule(value, BUILDERS)
+    names = [BUILDERS[one].__name__ for one in meant(str(value), BUILDERS)]
+    calls = " or ".join(f"strategies.{name}(...)" for name in names)
+    what = f"a schedule has no option {option}: each schedule is a builder of its own"
+    return Problem(what, f"write {calls}" if names else known.fix)
 
 
 def names_of(build: Builder) -> Sequence[str]:

@@ -13,6 +13,7 @@ from piper.capture.trace.arguments.call_arguments import LABELS, Keywords
 from piper.errors import InputError
 from piper.job.batch.batch import Batch
 from piper.job.batch.call_signatures import fits, refuse_wrong_calls
+from piper.job.batch.foreign_values import refuse_foreign_values
 from piper.job.batch.one_or_many import kind_of, refuse_many_batches, refuse_one_batch
 
 Arguments = tuple[Any, ...]
@@ -33,7 +34,9 @@ def example_of(model: torch.nn.Module, loss_fn: Any, example: Any, where: str = 
         refuse_label_only(model, where)
     found = arguments_of(model, loss_fn, given, {})
     refuse_wrong_calls(model, loss_fn, found, where, None)
-    return dense(Batch.of(found), where)
+    batch = dense(Batch.of(found), where)
+    refuse_foreign_values(model, loss_fn, batch, where)
+    return batch
 
 
 def refuse_label_only(model: torch.nn.Module, where: str) -> None:
@@ -64,7 +67,9 @@ def batch_of(
         given = given if takes_list else tuple(given[0])
     found = arguments_of(model, loss_fn, given, named)
     refuse_wrong_calls(model, loss_fn, found, "batch", len(wanted))
-    return dense(Batch.of(in_order(found, wanted)), "batch", has_values=True)
+    batch = dense(Batch.of(in_order(found, wanted)), "batch", has_values=True)
+    refuse_foreign_values(model, loss_fn, batch, "batch")
+    return batch
 
 
 def inputs_of(
@@ -76,7 +81,9 @@ def inputs_of(
     given = tuple(inside) if isinstance(inside, list | tuple) else given
     found = arguments_of(model, None, given, named)
     refuse_labels(model, found)
-    return dense(replace(Batch.of(found), labelled=False), "batch", has_values=True)
+    batch = dense(replace(Batch.of(found), labelled=False), "batch", has_values=True)
+    refuse_foreign_values(model, None, batch, "batch")
+    return batch
 
 
 def dense(batch: Batch, where: str, has_values: bool = False) -> Batch:

@@ -28,7 +28,7 @@ HARMLESS = frozenset((
     "requires_grad_", "retain_grad", "register_hook", "register_post_accumulate_grad_hook",
     "__len__", "__hash__",
 ))  # fmt: skip
-
+SET = ("requires_grad",)  # the next step refuses it, with a message of its own
 
 _MARKED: WeakSet[StaleTensors] = WeakSet()
 
@@ -93,6 +93,7 @@ def stale_kind(kind: type, tell: Callable[[], None]) -> type:
 
 
 def name_of(call: Any) -> str:
-    """Of a function, or of the attribute that it reads."""
+    """Of a function, or of the attribute that it reads, or sets without a use of values."""
     name = getattr(call, "__name__", "")
-    return getattr(getattr(call, "__self__", None), "__name__", "") if name == "__get__" else name
+    owner = getattr(getattr(call, "__self__", None), "__name__", "")
+    return owner if name == "__get__" or (name == "__set__" and owner in SET) else name

@@ -64,7 +64,7 @@ class Recording:
 
     def ready(self, number: int, program: Program) -> Recorder | None:
         """The recorder of this step, if it is to be recorded."""
-        if self.over or number not in self.window:
+        if self.over or self.position(number) not in self.window:
             return None
         if self.recorder is None:
             self.start(program)
@@ -72,6 +72,10 @@ class Recording:
             LOG.warning("step %d is not recorded: its batch has different shapes", number)
             return None
         return self.recorder
+
+    def position(self, number: int) -> int:
+        """What the window calls this step."""
+        return number
 
     def start(self, program: Program) -> None:
         """Set up before the first recorded step, so that it does not count as time of the step."""
@@ -93,7 +97,7 @@ class Recording:
                 self.traces.append(merged(number, made.device_plans, everyone))
                 self.zeros.append(beginning(everyone))
                 self.compiled = made
-        if not self.over and number == self.window.last:
+        if not self.over and self.position(number) == self.window.last:
             if self.recorder is not None and uses_accelerator(self.recorder.program):
                 self.use_device_times(self.recorder)
             self.finish()
@@ -157,9 +161,18 @@ def machine_name(recorder: Recorder | None) -> str:
 
 
 class EnvironmentRecording(Recording):
-    """The recording of `piper run --trace`, made by the first Trainer that reaches its window."""
+    """The recording of `piper run --trace`, made by the first Trainer that reaches its window.
+
+    Its steps are those that this process trains: a run that resumes at step 12 begins with step 13.
+    """
 
     taken = False
+    before: int | None = None  # steps that were done when this process took its first one
+
+    def position(self, number: int) -> int:
+        if self.before is None:
+            self.before = number - 1
+        return number - self.before
 
     def start(self, program: Program) -> None:
         self.over, EnvironmentRecording.taken = EnvironmentRecording.taken, True

@@ -182,6 +182,10 @@ class ForwardPrograms:
         return assignment(captured, compiled, 0), captured.kernels
 
     def compile(self, job: Job, batch: Batch, wanted: Wanted) -> tuple[Captured, Compiled]:
+        with job.first_inputs.running(job.model, job.loss_fn, batch):
+            return self.compiled(job, batch, wanted)
+
+    def compiled(self, job: Job, batch: Batch, wanted: Wanted) -> tuple[Captured, Compiled]:
         kind = self.kind(batch)
         batch = job.rows.as_first(job.judged(batch, job.microbatches), self.feed)
         captured = captured_forward(job, batch, wanted, self.job.trained)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
-import torch
 
 from piper.capture.trace.arguments.inputs import name_of
-from piper.errors import PiperError
 from piper.job.batch.batch import Batch
 from piper.job.batch.input_names import input_names
 from piper.job.job import BatchKind, Job
@@ -56,36 +52,3 @@ def new_inputs(job: Job, batch: Batch, before: Sequence[BatchKind]) -> str:
         return f"for a new batch shape: {', '.join(shapes)}"
     types = [f"{name} in {name_of(new[1])}" for name, new, old in named if new[1] != old[1]]
     return f"for a new batch type: {', '.join(types)}"
-
-
-@contextmanager
-def shapes_noted(job: Job, batch: Batch, before: Sequence[BatchKind]) -> Iterator[None]:
-    """An error of torch, say of sizes that do not fit, ends with the sizes that it was given."""
-    try:
-        yield
-    except PiperError:
-        raise
-    except Exception as error:
-        for line in shape_lines(job, batch, before):
-            error.add_note(line)
-        raise
-
-
-def shape_lines(job: Job, batch: Batch, before: Sequence[BatchKind]) -> Iterator[str]:
-    """What a batch has, and what the first one had that could be compiled."""
-    names, mine = input_names(job.model, job.loss_fn, batch), [sizes(one) for one in batch.tensors]
-    has = ", ".join(map(" ".join, zip(names, mine, strict=True)))
-    known = [str(list(one[0])) for one in before[0][0] if isinstance(one, tuple)] if before else []
-    if known == mine:
-        return
-    if len(known) != len(mine):
-        last = "; the last one goes to loss_fn, the others to the model"
-        yield f"the batch has {has}{last if batch.labelled and job.loss_fn else ''}"
-        return
-    yield f"this batch has {has}; the first one had {', '.join(known)}"
-    if sorted(known) == sorted(mine):
-        yield "  fix: it has the same shapes in another order: give it in that of the example"
-
-
-def sizes(tensor: torch.Tensor) -> str:
-    return str(list(tensor.shape))

@@ -28,7 +28,7 @@ from piper.job.memory.memory_errors import memory_explained
 from piper.job.memory.zero_choice import holds_freely
 from piper.job.processes import consistency
 from piper.job.processes.different_lengths import alike
-from piper.job.programs.new_program import new_program_lines, shapes_noted
+from piper.job.programs.new_program import new_program_lines
 from piper.names import Device, F, Phase
 from piper.plan.analyse import kernel_sequences
 from piper.plan.analyse.kernel_sequences import KernelSequence
@@ -152,8 +152,8 @@ class Programs:
             if world() > 1:
                 LOG.info("compiling on device 0, for all %d", world())
             compiling = partial(self.job.compile, batch, self.costs, by_role=True)
-            noting = shapes_noted(self.job, batch, list(self.ready))
-            with noting, collector_off():  # it would look at all of torch, and find next to nothing
+            running = self.job.first_inputs.running(self.job.model, self.job.loss_fn, batch)
+            with running, collector_off():  # it would look at all of torch for nothing
                 captured, compiled = counting_arguments(compiling, batch, self.arguments)
             refuse_wrong_world(compiled.dag.devices)
             self.made[kind], self.aliases = compiled, captured.aliases

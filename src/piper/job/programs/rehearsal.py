@@ -15,9 +15,8 @@ from piper.capture.python_state.function_caches import looking_once
 from piper.capture.trace.arguments.layouts import refuse_asked
 from piper.costs import Costs
 from piper.directives import Strategy
-from piper.directives.strategy import as_strategy
 from piper.errors import InputError
-from piper.job.arguments import names_options
+from piper.job.arguments import given_strategy, names_options
 from piper.job.batch.batch import Batch, refuse_uneven
 from piper.job.batch.batch_arguments import refuse_no_batches
 from piper.job.compile.assignment import assignments
@@ -80,7 +79,7 @@ def rehearse(
     init: Init | None = None,
     costs: Costs | str | Path | None = None,
     memory_gib: float | None = None,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     max_programs: int = 64,
     whole: Sequence[str] | None = None,
     watch: Watch | None = None,
@@ -99,7 +98,7 @@ def rehearse(
         memory_gib=memory_gib, device=device, max_programs=max_programs,
         whole=whole,
     )  # fmt: skip
-    job = Job(model, loss_fn, as_strategy(strategy), options)
+    job = Job(model, loss_fn, given_strategy(strategy), options)
     refuse_no_batches("rehearse", batches, model, loss_fn, None)
     found = [job.example(one, f"rehearse, batch {k}") for k, one in enumerate(batches)]
     if not found:
@@ -156,7 +155,8 @@ def prepared(job: Job, batches: Sequence[Batch]) -> tuple[list[Batch], Captured,
         if not job.rows.unequal:
             refuse_uneven(batches[0], job.replicas, job.all_microbatches)
         own = job.rows.divided(batches[0])[0]
-        with job.failing_on_parts(batches[0], own):
+        running = job.first_inputs.running(job.model, job.loss_fn, batches[0])
+        with running, job.failing_on_parts(batches[0], own):
             captured, compiled = job.compile(own, by_role=True)
     for batch in batches:
         refuse_asked(batch.tensors, captured.visit.asked)

@@ -31,6 +31,8 @@ from piper.runtime.processes.world import closed_at_exit
 from piper.runtime.state.constants import refuse_other_values
 from piper.runtime.state.device_state import DeviceState
 
+FILES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar", ".pkl", ".h5", ".onnx", ".json")
+
 
 @dataclass(eq=False)
 class Checkpoints:
@@ -59,7 +61,7 @@ class Checkpoints:
         """An older checkpoint stays until the new one is complete."""
         self.finish()
         refuse_other_loader(loader)
-        place = resolved(path_of(folder))
+        place = resolved(folder_of(folder, "save"))
         asked = {"folder": str(place), "keep": keep.newest, "keep_every": keep.every, "wait": wait}
         everyone = self.peers
         refuse_other_calls(everyone.everyone(asked))
@@ -128,7 +130,8 @@ class Checkpoints:
             what = f"max_file_gib={max_file_gib!r} is not a size"
             raise refused(what, "write how many GiB a file may have: max_file_gib=5")
         given = state, turns, tensors, initial, int(max_file_gib * 2**30)
-        export(self.peers, resolved(path_of(folder)), *given, rename, file, written)
+        place = resolved(folder_of(folder, "export"))
+        export(self.peers, place, *given, rename, file, written)
 
     @property
     def failed(self) -> bool:
@@ -174,6 +177,15 @@ def path_of(given: Any) -> Path:
     kind = type(given).__name__
     fix = "give a path; or model.load_state_dict(weights), before you make the Trainer"
     raise refused(f"it was given a value of type {kind}, and not a path", fix)
+
+
+def folder_of(given: Any, call: str) -> Path:
+    """Where to write. A name of a file would become that of a folder."""
+    found = path_of(given)
+    if found.suffix in FILES and not found.is_dir():
+        what = f"{given} is the name of a file, and {call} writes a folder"
+        raise refused(what, f'write trainer.{call}("{found.with_suffix("")}")')
+    return found
 
 
 def release(locks: dict[Path, FolderLock]) -> None:

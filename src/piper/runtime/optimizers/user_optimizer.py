@@ -29,6 +29,11 @@ from piper.runtime.optimizers.writes import Writes
 from piper.runtime.torch_private import has_gradient_hooks, has_step_hooks, note_step
 
 SCHEDULER = "write lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=1000)"
+OF_STEPS = (
+    "for a function of the step, write "
+    "lr_scheduler=partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=...), which gives a factor "
+    "of the learning rate"
+)
 SCHEDULED = (
     "lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "max_momentum", "base_momentum",
     "weight_decay",
@@ -82,9 +87,17 @@ def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRS
         scheduler = make(optimizer)
     except TypeError as error:
         raise StrategyError.of(
-            "lr_scheduler", f"it cannot be called with an optimizer: {error}", SCHEDULER
+            "lr_scheduler",
+            f"it cannot be called with an optimizer: {error}",
+            f"{SCHEDULER}; {OF_STEPS}",
         ) from error
-    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+    if isinstance(scheduler, int | float):
+        what = f"it made the number {scheduler}, and no scheduler of an optimizer"
+        raise StrategyError.of("lr_scheduler", what, OF_STEPS)
+    if not isinstance(scheduler, LRScheduler):
+        what = f"it made {type(scheduler).__name__}, which is no scheduler of torch"
+        raise StrategyError.of("lr_scheduler", what, SCHEDULER)
+    if isinstance(scheduler, ReduceLROnPlateau):
         raise StrategyError.of(
             "lr_scheduler",
             f"it made {type(scheduler).__name__}, which needs more than the number of steps",

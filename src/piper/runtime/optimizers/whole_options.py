@@ -25,6 +25,7 @@ from piper.runtime.optimizers.parameter_groups import WithoutDecay
 from piper.runtime.optimizers.user_optimizer import chose_none, forward
 
 STEPS = 6  # of schedulers that are compared
+NOT_GIVEN = ""  # the name of parameters that the function was not given
 Options = dict[str, Any]  # of a group, without its parameters
 
 
@@ -51,6 +52,8 @@ def refuse_options_by_position(
             for name in names:
                 if not same(now.get(name), wanted.get(name)):
                     given = now.get(name), wanted.get(name)
+                    if NOT_GIVEN in now:
+                        raise of_its_own(name)
                     if is_by_identity(make, parameters, whole[0]):
                         raise by_identity(name, *given)
                     raise different(name, *given, step)
@@ -117,7 +120,7 @@ def options_over_time(
 def options_by_name(optimizer: torch.optim.Optimizer, named: Named) -> dict[str, Options]:
     names = {id(parameter): name for name, parameter in named}
     return {
-        names.get(id(parameter), ""): options_of(group)
+        names.get(id(parameter), NOT_GIVEN): options_of(group)
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
@@ -159,6 +162,16 @@ def different(name: str, now: Options | None, whole: Options | None, step: int) 
         f"it gives {name} {key}={whole.get(key)} among all parameters, and {key}={now.get(key)} "
         f"among those of its bucket" + (f" after {step - 1} steps" if step > 1 else ""),
         "lr_scheduler" if step else "optimizer",
+    )
+
+
+def of_its_own(name: str) -> StrategyError:
+    return StrategyError.of(
+        "optimizer",
+        f"it was given {name} and others, and trains parameters that it was not given, such as "
+        "those of model.parameters()",
+        "write a function of the (name, parameter) pairs that it is given: lambda named: "
+        "torch.optim.SGD([p for _, p in named], lr=0.1)",
     )
 
 

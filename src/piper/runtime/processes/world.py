@@ -8,6 +8,7 @@ import sys
 import weakref
 from datetime import timedelta
 from pathlib import Path
+from shlex import quote
 from typing import Protocol
 
 import torch.distributed as dist
@@ -117,6 +118,7 @@ def how_to_start(count: int) -> str:
         return f"write `{launched.format(n=count)}`"
     script = Path(sys.argv[0])
     if script.suffix == ".py" and script.name != "ipykernel_launcher.py":
-        return f"start it with `piper run {script.name} -n {count}`"
+        own = " ".join([f"{script.name} -n {count}", *map(quote, sys.argv[1:])])
+        return f"start it with `piper run {own}`"
     notebook = f"in a notebook with piper.launch(fn, {count})"
     return f"start it with `piper run SCRIPT -n {count}`, or {notebook}"

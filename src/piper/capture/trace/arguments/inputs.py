@@ -12,7 +12,7 @@ from piper.capture.trace.arguments.call_arguments import flatten
 from piper.errors import CaptureError, InputError
 from piper.ir.values import TensorSpec
 
-_CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Enum)
+CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Enum)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def name_of(dtype: torch.dtype) -> str:
 def _leaf(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return spec_of(leaf)
-    if isinstance(leaf, _CONSTANTS):
+    if isinstance(leaf, CONSTANTS):
         return leaf
     raise CaptureError.of(
         "example",
