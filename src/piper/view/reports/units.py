@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+NOTHING = 1e-6  # less than anybody can measure
+
 
 def percent(fraction: float) -> str:
     """
     >>> percent(0.1234), percent(0.004), percent(0.0001), percent(0.0)
     ('12 %', '0.4 %', '<0.1 %', '0 %')
     """
-    if 0 < fraction < 0.0005:
+    if NOTHING < fraction < 0.0005:
         return "<0.1 %"
-    return f"{100 * fraction:.{1 if 0 < fraction < 0.01 else 0}f} %"
+    return f"{100 * fraction:.{1 if NOTHING < fraction < 0.01 else 0}f} %"
 
 
 def time_text(seconds: float) -> str:
