@@ -341,6 +341,34 @@ ALONG: dict[str, Callable[[Tensor, int], Tensor]] = {  # along rows: 0; along fe
         h,
         *((h, h) if d == 0 else 2 * [torch.ones(WIDTH, WIDTH)]),
     ),
+    "the first one": lambda h, d: (
+        h * (lambda k: k == (k[0] if d == 0 else 2))(h.detach().argmax(1, keepdim=True)).double()
+    ),
+    "columns by sums": lambda h, d: (
+        h
+        + h.gather(
+            1,
+            h.detach().sum(0).argsort()[None].expand(len(h), -1)
+            if d == 0
+            else h.detach().argsort(1),
+        )
+    ),
+    "a table of rows": lambda h, d: (
+        h
+        + F.embedding(
+            h.detach()[:, :2].argmax(1), h if d == 0 else torch.arange(16.0).view(2, WIDTH)
+        )
+    ),
+    "taken": lambda h, d: h + torch.take(h, h.detach().argmax(1, keepdim=True)) if d == 0 else h,
+    "numbers of the unique": lambda h, d: (
+        h
+        + F.embedding(
+            torch.unique((h.detach()[:, 0] * 3).round(), return_inverse=True)[1]
+            if d == 0
+            else h.detach().argmax(1),
+            torch.arange(80.0).view(10, WIDTH),
+        )
+    ),
     "special softmax": lambda h, d: torch.special.softmax(h, d),
     "fftn": lambda h, d: torch.fft.fftn(
         h.view(-1, 2, 4), dim=(0, 1) if d == 0 else (1, 2)
@@ -361,7 +389,7 @@ ALONG: dict[str, Callable[[Tensor, int], Tensor]] = {  # along rows: 0; along fe
     ),
     "unique": lambda h, d: (
         h
-        * (h.detach() > 0).long()[:, 0].unique(return_inverse=True, return_counts=True)[1][:, None]
+        * (h.detach() * 3).long()[:, 0].unique(return_inverse=True, return_counts=True)[1][:, None]
         if d == 0
         else h
     ),

@@ -261,10 +261,18 @@ def along_dimension(call: Call) -> Known:
     return call.checked(found) if fits else MIXED
 
 
-@rule("embedding", "one_hot", "index_select")
+INDEX = {
+    "embedding": "indices", "one_hot": "self", "index_select": "index", "take": "index",
+    "bucketize": "self", "searchsorted": "self", "isin": "elements",
+}  # fmt: skip
+
+
+@rule(*INDEX)
 def lookup(call: Call) -> Known:
     """Each index is replaced by what it stands for."""
-    name = {"embedding": "indices", "one_hot": "self", "index_select": "index"}[call.name]
+    name = INDEX[call.name]
+    if name not in call.tensors:
+        return MIXED
     index, tables = call.of(name), [call.of(other) for other in call.tensors if other != name]
     along = call.dims() if call.name == "index_select" else [0]
     if isinstance(index, RowNumbers) and index.mask is not None and along == [0]:

@@ -89,7 +89,8 @@ def marked(
         return found
     first, second = torch.zeros(shape, dtype=torch.bool).chunk(2)
     first.copy_(torch.rand(first.shape, generator=generator) < 0.4)
-    first.view(-1)[:2] = True
+    first.view(-1)[: 2 if first.numel() > 2 else 1] = True
+    first.view(-1)[1:][-1:] = False  # a mean over none of them is no number
     second.view(-1)[1:][: second.numel() > 2] = True
     return found.masked_fill(torch.cat([first, second]), marks[nth % len(marks)])
 
@@ -100,5 +101,6 @@ def marks_of(seen: Tensor, comparisons: Comparisons) -> list[float]:
     if seen.is_floating_point():
         return [float("nan"), float("inf")] if comparisons.missing else []
     high = int(seen.max())
-    others = [int(one) for one in comparisons.constants if one % 1 == 0 and not 0 <= one <= high]
-    return [*dict.fromkeys([*comparisons.ignored, *others])]
+    whole = [int(one) for one in comparisons.constants if one % 1 == 0]
+    near = [one + by for by in (0, 1, -1) for one in whole if not 0 <= one + by <= high]
+    return [*dict.fromkeys([*comparisons.ignored, *near])]

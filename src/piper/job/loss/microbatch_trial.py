@@ -53,7 +53,7 @@ class Draw:
 EXTREME = (Kind.EXTREME_ROWS, Kind.EXTREME)
 SIDES = (Variety.SMALL, Variety.LARGE)
 SPECIAL = (Variety.CONSTANT, Variety.MARKED)
-FEW = 8  # trials of special values: each tensor has each of some
+FEW = 12  # trials of special values: each tensor has each of some
 NOT_FINITE = "its loss is not finite on random data"
 ALONE = 4  # trials of one row twice beside another: each class of two single rows counts the same
 PLAIN = 8  # so often plain numbers may show in few rows what they show in many

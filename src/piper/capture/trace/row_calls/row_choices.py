@@ -11,7 +11,7 @@ from typing import Any
 
 from piper.capture.trace.row_calls.both_calls import Both, grown, is_integer
 
-READS = frozenset({"getitem", "gather", "index_select", "take_along_dim"})
+READS = frozenset({"getitem", "gather", "index_select", "take_along_dim", "take"})
 WRITES = frozenset({
     "setitem", "index_put", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy",
     "index_reduce",
@@ -28,6 +28,8 @@ def chooses_rows(both: Both) -> bool:
         return False
     if not grown(both.own.inputs[1][1], index):
         return False
+    if both.all.name == "take":  # of all elements, one after the other
+        return True
     return is_first(both) if both.all.name in WITH_INDEX else both.is_along_rows
 
 

@@ -67,7 +67,7 @@ MEETING = frozenset({  # of what comes from all rows, and rows
     "matmul", "mm", "bmm", "linear", "addmm", "einsum", "rpow", "lerp", "addcmul", "addcdiv", "gt",
     "lt", "ge", "le", "eq", "ne", "scaled_dot_product_attention", "and", "or", "xor", "iand", "ior",
     "ixor", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor",
-    "remainder", "mod", "fmod", "isin",
+    "remainder", "mod", "fmod", "isin", "gather", "take_along_dim", "index_select",
 })  # fmt: skip
 
 
@@ -127,8 +127,8 @@ class RowPlaces:
             for k, sizes in enumerate(both.results):
                 lost = found in COUNTED and not sizes
                 values = found is Kind.ORDER and k == 0 and len(both.results) == 2  # `x.sort()`
-                counts = both.all.name in UNIQUE and k > 0 and None in both.all.sizes[k][1]
-                kind = Kind.SORTED if values else Kind.OF_ALL if counts else found
+                unique = both.all.name in UNIQUE and k > 0
+                kind = Kind.SORTED if values else of_unique(both, k) if unique else found
                 self.kinds[place, k] = Kind.CONSTANT if lost else kind
         return None
 
@@ -175,6 +175,12 @@ class RowPlaces:
         return Meeting(both.all.line, numbered=True)
 
 
+def of_unique(both: Both, place: int) -> Kind:
+    """Of the numbers that rows have among the unique, or of how often each of these is there."""
+    sizes = both.all.sizes[place]
+    return Kind.OF_ALL if sizes is None or None in sizes[1] else Kind.ORDER
+
+
 Inputs = list[tuple[Any, list[int]]]
 
 
@@ -189,6 +195,8 @@ def reordered(both: Both, known: list[Kind]) -> Kind | Meeting:
     if Kind.MOVED in known:
         return Meeting(both.all.line, numbered=True)
     source = known[-1] if both.all.name in PUTS else known[0]
+    if source is Kind.OF_ALL:  # how often the value of each row is there
+        return source
     moved = Kind.ORDER in known and source in (Kind.DATA, Kind.FREE)
     return Kind.SORTED if moved else Kind.DATA
 
@@ -251,7 +259,7 @@ def part(both: Both, inputs: Inputs, known: list[Kind]) -> Kind | Meeting:
         numbers = Kind.PLACES if both.is_integer else Meeting(both.all.line, numbered=True)
         return numbers if any(both.results) else first
     if not any(both.results):  # `mask[0]`: masks may be all the same
-        return first if both.is_integer else Kind.OF_ALL
+        return Kind.FREE if first is Kind.FREE and both.is_integer else Kind.OF_ALL
     return first if whole or both.takes_rows else Meeting(both.all.line, numbered=True)
 
 
@@ -264,7 +272,8 @@ def together(both: Both, inputs: Inputs, known: list[Kind]) -> Kind | Meeting:
     if name in ALONG and both.is_along_rows:
         ranks = Kind.PLACES if name == "cumsum" else Kind.ORDER
         return ranks if both.is_integer else Meeting(line, numbered=False)
-    if both.mixes or (name == "isin" and rows[1:]):
+    table = name == "embedding" and bool(inputs[1][1])
+    if both.mixes or table or (name == "isin" and rows[1:]):
         return Meeting(line, numbered=False)
     if any(both.results) and any(map(partial(meets, name), both.all.inputs, known)):
         return Meeting(line, numbered=False)
