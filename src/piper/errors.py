@@ -66,7 +66,8 @@ OTHER_WORDS = {  # what other systems call our options
     "max_norm": ("clip_norm", "clip_grad_norm", "max_grad_norm", "gradient_clipping", "clip"),
     "microbatches": (
         "accumulation_steps", "gradient_accumulation_steps", "accumulate", "grad_accum",
-        "grad_accum_steps", "chunks", "accumulate_grad_batches",
+        "grad_accum_steps", "chunks", "accumulate_grad_batches", "microbatch_size",
+        "micro_batch_size", "train_micro_batch_size_per_gpu", "per_device_train_batch_size",
     ),
     "adapter": ("adapters", "lora", "lora_config", "peft", "peft_config"),
     "model_class": ("architecture", "auto_class", "model_cls"),

@@ -181,6 +181,38 @@ def test_a_loss_says_what_it_was_given(
     assert text.endswith(fix)
 
 
+class Tokens(nn.Module):
+    def __init__(self, wrap: Any) -> None:
+        super().__init__()
+        self.table, self.wrap = nn.Embedding(9, 9), wrap
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.wrap(self.table(ids))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "fix"),
+    [
+        (lambda out: out, "loss_fn=lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten())"),
+        (
+            lambda out: (out, 1.0),
+            "loss_fn=lambda out, y: F.cross_entropy(out[0].flatten(0, 1), y.flatten())",
+        ),
+        (
+            lambda out: {"logits": out},
+            "loss_fn=lambda out, y: F.cross_entropy(out['logits'].flatten(0, 1), y.flatten())",
+        ),
+    ],
+    ids=["plain", "tuple", "dict"],
+)
+def test_tokens_of_all_rows_are_flattened_for_their_loss(wrap: Any, fix: str) -> None:
+    ids = torch.randint(9, (8, 5))
+
+    text = said(lambda: made(Tokens(wrap), F.cross_entropy, (ids, ids)))
+
+    assert text.endswith(fix)
+
+
 def test_what_users_raise_themselves_stays_as_it_is() -> None:
     with made(Own()) as trainer:
         with pytest.raises(ValueError, match="^mine"):

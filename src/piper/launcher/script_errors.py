@@ -17,6 +17,14 @@ NO_ENTRIES = "'Evaluation' object is not subscriptable"
 NO_TENSOR = ("item", "detach", "cpu", "mean", "numpy", "tolist")  # the loss is a number
 SUGGESTS = sys.version_info >= (3, 12)  # tracebacks suggest names by themselves
 ALIKE = 0.8  # of difflib: `los` is 0.86 like `loss`
+OF_PROCESSES = frozenset({
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+})  # fmt: skip
+NO_PROCESSES = (
+    "only `piper run -n 2` and torchrun start processes; elsewhere, this variable is not set. "
+    "Leave it out: the Trainer chooses the device of its process, and has trainer.rank and "
+    "trainer.replica"
+)
 LIBRARY = sysconfig.get_paths()["stdlib"]  # of Python, also from a virtual environment
 INSTALLED = ("site-packages", "dist-packages", str(Path(sys.prefix) / "lib"), LIBRARY)
 
@@ -49,6 +57,9 @@ def hint(error: BaseException) -> str:
 
     >>> hint(AttributeError("...", name="backward", obj=2.5))
     "\\n  fix: leave it out: a step of the Trainer includes the backward and the optimizer's step"
+    >>> print(hint(KeyError("LOCAL_RANK"))[:64])
+    <BLANKLINE>
+      fix: only `piper run -n 2` and torchrun start processes; elsew
     """
     match error:
         case AttributeError(name="backward", obj=obj) if is_done(obj):
@@ -57,6 +68,8 @@ def hint(error: BaseException) -> str:
             return f"\n  fix: leave out .{name}(): it is a number of Python already"
         case AttributeError(name=str() as name, obj=obj) if name in NO_TENSOR and is_done(obj):
             return "\n  fix: write .loss, which is a number of Python"
+        case KeyError(args=[str() as name]) if name in OF_PROCESSES:
+            return f"\n  fix: {NO_PROCESSES}"
         case TypeError(args=[str() as text]) if text == NO_ENTRIES:
             return "\n  fix: write .loss, or .perplexity: they are attributes"
         case TypeError(args=[str() as text]) if text.startswith("Trainer.evaluate()"):

@@ -66,7 +66,7 @@ def of_call(
         lines = f"it was given (output, labels): output is {kind_of(output)}, labels are "
         lines += kind_of(labels)
         what = f"loss_fn raised {text}\n    {lines}\n    {has}"
-        fix = fix if fix == LIKE_FIRST else loss_fix(loss_fn, output)
+        fix = fix if fix == LIKE_FIRST else loss_fix(loss_fn, output, labels)
         return CaptureError.of(line_of(trace), what, fix)
     inner = innermost(trace)
     own_bug = inner is not None and is_capture(inner.tb_frame.f_code.co_filename)
@@ -115,19 +115,31 @@ def kind_of(value: Any) -> str:
     return f"{kind} ({described(value)})" if isinstance(value, Mapping | list | tuple) else kind
 
 
-def loss_fix(loss_fn: Any, output: Any) -> str:
+def loss_fix(loss_fn: Any, output: Any, labels: Any) -> str:
     """The loss function that takes a tensor out of the output, or the order of its arguments."""
     name = getattr(loss_fn, "__name__", "")
     of_torch = getattr(torch.nn.functional, name, None) is loss_fn
     call = f"F.{name}" if of_torch else "F.cross_entropy"
     if isinstance(output, Mapping) and output:
         key = "logits" if "logits" in output else next(iter(output))
-        return f"write loss_fn=lambda out, y: {call}(out[{key!r}], y)"
+        return f"write loss_fn=lambda out, y: {called(call, output[key], f'out[{key!r}]', labels)}"
     if isinstance(output, list | tuple) and output:
         if not any(isinstance(one, torch.Tensor) for one in output):
             return "return tensors from the model: leave out .tolist() and .item()"
-        return f"write loss_fn=lambda out, y: {call}(out[0], y)"
-    return SIGNATURE.format(f"{call}(out, y)")
+        return f"write loss_fn=lambda out, y: {called(call, output[0], 'out[0]', labels)}"
+    return SIGNATURE.format(called(call, output, "out", labels))
+
+
+def called(call: str, output: Any, name: str, labels: Any) -> str:
+    """With the tokens of all rows in one dimension, if there is a label for each of them.
+
+    >>> called("F.cross_entropy", torch.zeros(2, 5, 9), "out", torch.zeros(2, 5).long())
+    'F.cross_entropy(out.flatten(0, 1), y.flatten())'
+    """
+    tensors = isinstance(output, torch.Tensor) and isinstance(labels, torch.Tensor)
+    if tensors and output.dim() == 3 and labels.shape == output.shape[:2]:
+        return f"{call}({name}.flatten(0, 1), y.flatten())"
+    return f"{call}({name}, y)"
 
 
 def raised_by_user(trace: TracebackType | None) -> bool:
