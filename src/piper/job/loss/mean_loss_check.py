@@ -26,6 +26,8 @@ from piper.job.loss.random_outputs import (
     SumOfRows,
     Unbatched,
     cut,
+    drawn_integers,
+    has_integers,
     interpretations,
     is_batched,
     is_tensor,
@@ -237,7 +239,7 @@ def outcomes(
     None if the loss is no number that can be compared.
     """
     found, why, seen = list[Outcome](), "", Comparisons()
-    for seed, change in draws_of(labels):
+    for seed, change in draws_of(labels, output):
         failures: list[Exception] = []
         for kind in (torch.float64, torch.float32):  # not all losses compute in float64
             try:
@@ -259,12 +261,13 @@ def outcomes(
     return found, why
 
 
-def draws_of(labels: Any) -> list[tuple[int, Change]]:
+def draws_of(labels: Any, output: Output) -> list[tuple[int, Change]]:
     """Seeds, and what becomes of labels."""
     ignored = [(4, Change.IGNORED)] * has_ids(labels)
     given = [(seed, Change.NONE) for seed in (0, 1)]
     erased = [(seed, Change.ERASED) for seed in (2, NEAR)]
-    special = [(7, change) for change in SPECIAL]
+    drawn = [(seed, Change.DRAWN) for seed in (8, 9) if has_integers(output)]
+    special = [*drawn, *((7, change) for change in (Change.WEIGHED, *SPECIAL))]
     return [*given, *erased, *ignored, (5, Change.ALIKE), (6, Change.OTHERS), *special]
 
 
@@ -323,6 +326,8 @@ class Trial:
         ]
         if self.seed == NEAR:
             made = [small(m, leaf, self.samples) for m, leaf in zip(made, leaves, strict=True)]
+        if self.change is Change.DRAWN:
+            made = [drawn_integers(one, self.seed) for one in made]
         how = unit, self.change, len(given) == 1, self.comparisons
         some = pytree.tree_map_only(torch.Tensor, lambda t: changed(t, *how), labels)
         for one, leaf in zip(made, leaves, strict=True) if self.poison is not None else ():

@@ -23,6 +23,8 @@ class Change(Enum):
     IGNORED = auto()  # some are -100, which no batch had so far
     ALIKE = auto()  # all of one class, which the second half has with another one
     OTHERS = auto()  # the same with both classes exchanged
+    WEIGHED = auto()  # numbers that are all 1 are others
+    DRAWN = auto()  # integers and truths among the outputs are random
     MARKED = auto()  # some are NaN, or an integer that the loss leaves out
     MARKED_OTHERWISE = auto()  # another such integer
     COMPARED = auto()  # those that the loss compares with, and some beside them
@@ -66,6 +68,8 @@ def changed(
         first = some[:unit].view(-1)
         first[:: 2 if first.numel() > 2 else 1] = IGNORED
     is_mask = not alone and bool((some == 1).all())  # in which everything counts
+    if change is Change.WEIGHED and is_mask and some.is_floating_point():
+        return torch.rand(some.shape, generator=torch.Generator().manual_seed(0)).to(some) + 0.1
     if change in SPECIAL and not is_mask and comparisons != NOTHING:
         return special(some, change, comparisons)
     pair = None if is_mask else two_classes(some)

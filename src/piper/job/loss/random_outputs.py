@@ -108,6 +108,28 @@ def like(
     return made.to(device)
 
 
+def drawn_integers(made: Any, nth: int) -> Any:
+    """Truths and small integers in place of zeros: half of the first rows, and all of the others,
+    or none.
+
+    >>> drawn_integers(torch.zeros(4, dtype=torch.bool), 0).tolist()
+    [True, False, True, True]
+    """
+    if not isinstance(made, torch.Tensor) or made.is_floating_point() or made.is_complex():
+        return made
+    half = len(made) // 2 if made.dim() else 0
+    if not half:
+        return torch.full_like(made, nth % 2)
+    drawn = torch.full_like(made, (nth + 1) % 2)
+    drawn[:half] = 1
+    drawn[:half].view(-1)[1::2] = 0
+    return drawn
+
+
+def has_integers(output: Output) -> bool:
+    return any(is_tensor(leaf) and not leaf[1].is_floating_point for leaf in output[0])
+
+
 def small(made: Any, leaf: Any, samples: int) -> Any:
     """In the first half, as after long training: `(loss - 0.1).abs()` is another function there."""
     if is_batched(leaf, samples):

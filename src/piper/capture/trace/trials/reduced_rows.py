@@ -62,9 +62,10 @@ def reductions(whole: Sequence[CallSizes], part: Sequence[CallSizes]) -> Reducti
 class OtherValues(TorchDispatchMode):
     """Moves the results of some calls, if they depend on the `batch`.
 
-    By `shift` times their size, or to zero; truths are turned over. More rows can only make `all`
-    false and `any` true: a model may skip its mask if no row has padding. Counts for each of
-    several things, as those of tokens for experts, stay as they are: other results belong to them.
+    By `shift` times their size, or to zero; truths are turned over, some or all. More rows can only
+    make `all` false and `any` true: a model may skip its mask if no row has padding. Counts for
+    each of several things, as those of tokens for experts, stay as they are: other results belong
+    to them.
     """
 
     supports_higher_order_operators = True
@@ -119,13 +120,18 @@ def is_final(found: Any, name: str) -> bool:
 def other_value(one: Tensor, shift: float | None) -> Tensor:
     """Without a shift, zero."""
     if one.dtype is torch.bool:
-        return ~one
+        return ~one if shift is None or one.numel() < 2 else one ^ every_other(one)
     if shift is None:
         return one * 0 if one.is_floating_point() or not one.dim() else one
     if one.is_floating_point() or one.is_complex():
         size = one.detach().abs().nan_to_num(1.0, 1.0, 1.0).max() if one.numel() else 1.0
         return one + shift * max(float(size), 1.0)
     return one if one.dim() else one + round(shift)
+
+
+def every_other(one: Tensor) -> Tensor:
+    """Some truths stay as they are: a mean over none of them is no number."""
+    return (torch.arange(one.numel(), device=one.device) % 2 == 0).view(one.shape)
 
 
 def tensors(found: Any) -> Iterator[Tensor]:
