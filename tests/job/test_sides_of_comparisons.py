@@ -77,6 +77,17 @@ OF_INTEGERS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 }
 
 
+COLUMNS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "any": lambda e, t: e(t).sum(1) / (t != 0).any(0).sum(),
+    "sum": lambda e, t: e(t).sum(1) / ((t != 0).sum(0) > 0).sum(),
+    "largest": lambda e, t: e(t).sum(1) / (t.amax(0) > 0).sum(),
+    "all": lambda e, t: e(t).sum(1) / (5 - (t == 0).all(0).sum()),
+    "part": lambda e, t: e(t).sum(1) * (t != 0).any(0).double().mean(),
+    "mask": lambda e, t: (e(t) * (t != 0).any(0)[None, :, None]).sum(1),
+    "numbers": lambda e, t: (e(t) * (t != 0).long().amax(0)[None, :, None]).sum(1),
+}
+
+
 def told(model: nn.Module, loss: Loss, batch: tuple[Tensor, Tensor], parts: int) -> bool:
     try:
         rehearse(model, loss, [Place(where(), [0]), Split("MB", parts)], [batch], optimizer=SGD)
@@ -107,6 +118,17 @@ def test_what_any_integer_decides_is_warned_of(
     draw = torch.Generator().manual_seed(seed)
     batch = torch.randint(0, 9, (8, 5), generator=draw), torch.zeros(8, CLASSES).double()
     assert told(Tokens(use), F.mse_loss, batch, 2) or "one microbatch" in caplog.text
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("use", COLUMNS.values(), ids=COLUMNS)
+def test_columns_of_padding_are_warned_of(
+    use: Callable[[nn.Module, Tensor], Tensor], parts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first batch has no padding."""
+    ids = torch.randint(1, 9, (8, 5), generator=torch.Generator().manual_seed(0))
+    batch = ids, torch.zeros(8, CLASSES).double()
+    assert told(Tokens(use), F.mse_loss, batch, parts) or "one microbatch" in caplog.text
 
 
 def column_means(o: Tensor, y: Tensor) -> Tensor:

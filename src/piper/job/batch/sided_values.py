@@ -61,16 +61,20 @@ def end_of(seen: Tensor, is_large: bool, comparisons: Comparisons) -> int:
 def one_constant(
     seen: Tensor, shape: tuple[int, ...], nth: int, comparisons: Comparisons, generator: Generator
 ) -> Tensor:
-    """In the first half, all integers are one that the model compares with."""
+    """In the first half, all integers are one that the model compares with: padding, say. Every
+    other time only the last columns are, as those of short texts."""
     found = beside(seen, shape, comparisons, generator)
     fits = [int(one) for one in comparisons.constants if one % 1 == 0 and is_fine(one, seen)]
     if fits and not seen.is_floating_point() and seen.dtype is not torch.bool:
-        found[: len(found) // 2] = fits[nth % len(fits)]
+        whole, (which, columns) = found[: len(found) // 2], divmod(nth, 2)
+        part = whole[..., (whole.shape[-1] + 1) // 2 :] if columns and whole.dim() > 1 else whole
+        part[:] = fits[which % len(fits)]
     return found
 
 
 def is_fine(one: float, seen: Tensor) -> bool:
-    return bool(seen.numel() and 0 <= int(seen.min()) <= one <= int(seen.max()))
+    """Padding may come later."""
+    return bool(seen.numel() and int(seen.min()) >= 0 and 0 <= one <= int(seen.max()))
 
 
 def marked(
