@@ -64,17 +64,21 @@ def one_constant(
     """In the first half, all integers are one that the model compares with: padding, say. Every
     other time only the last columns are, as those of short texts."""
     found = beside(seen, shape, comparisons, generator)
-    fits = [int(one) for one in comparisons.constants if one % 1 == 0 and is_fine(one, seen)]
-    if fits and not seen.is_floating_point() and seen.dtype is not torch.bool:
+    if fits := constants_of(seen, comparisons):
         whole, (which, columns) = found[: len(found) // 2], divmod(nth, 2)
         part = whole[..., (whole.shape[-1] + 1) // 2 :] if columns and whole.dim() > 1 else whole
         part[:] = fits[which % len(fits)]
     return found
 
 
-def is_fine(one: float, seen: Tensor) -> bool:
-    """Padding may come later."""
-    return bool(seen.numel() and int(seen.min()) >= 0 and 0 <= one <= int(seen.max()))
+def constants_of(seen: Tensor, comparisons: Comparisons) -> list[int]:
+    """Integers that the model compares with and that these may be. Padding may come later."""
+    if seen.is_floating_point() or seen.is_complex() or seen.dtype is torch.bool:
+        return []
+    if not seen.numel() or int(seen.min()) < 0:
+        return []
+    whole = (int(one) for one in comparisons.constants if one % 1 == 0)
+    return [one for one in whole if 0 <= one <= int(seen.max())]
 
 
 def marked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import IntEnum
 from itertools import count
 
@@ -13,7 +14,7 @@ from piper.capture.trace.trials.comparisons import Comparisons
 from piper.job.batch.batch import Batch
 from piper.job.batch.compared_values import beside
 from piper.job.batch.random_batches import drawn, like_columns, rows_of
-from piper.job.batch.sided_values import marked, one_constant, sided
+from piper.job.batch.sided_values import constants_of, marked, marks_of, one_constant, sided
 
 SCALES = torch.tensor([-100.0, -8.0, 0.01, 1.0, 8.0, 100.0], dtype=torch.float64)
 NEARLY = 1e-3
@@ -51,6 +52,17 @@ def pairs_like(
         if not any(same(pair, other) for other in before):
             before.append(pair)
             yield pair
+
+
+def has_special(one: Batch, variety: Variety, nth: int, comparisons: Comparisons) -> bool:
+    """Whether there is such a batch: others show nothing more."""
+    if variety not in (Variety.CONSTANT, Variety.MARKED):
+        return replace(comparisons, tables={}, ignored={}) != Comparisons()
+    cut = [t for k, t in enumerate(one.tensors) if k not in one.whole and t.dim()]
+    if variety == Variety.CONSTANT:
+        return any(nth < 2 * len(constants_of(tensor, comparisons)) for tensor in cut)
+    place, which = nth % len(one.tensors), nth // len(one.tensors)
+    return place < len(cut) and which < len(marks_of(cut[place], comparisons))
 
 
 def same(one: Batch, other: Batch) -> bool:

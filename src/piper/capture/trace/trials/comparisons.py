@@ -53,7 +53,7 @@ class Comparisons:
         elif name in COMPARED:
             self._add(numbers((args, kwargs)))
         elif name in SHIFTED:
-            self._add(one for one in numbers(args) if abs(one) > 2)
+            self._add(one for one in plain(args) if abs(one) > 2)
 
     def _look_up(self, name: str, given: dict[str, Any]) -> None:
         table = next(iter(given.values()))
