@@ -93,8 +93,8 @@ class Outside:
         if not isinstance(path, str | os.PathLike) or not _is_users():
             return
         name = os.path.abspath(os.fspath(path))
-        if not str(name).startswith(_CHANGING) and self.files.get(str(name)) is None:
-            self.files[str(name)] = signature_of(str(name))
+        if not str(name).startswith(_CHANGING):
+            self.files.setdefault(str(name), signature_of(str(name)))
 
 
 def signature_of(path: str) -> Signature:
