@@ -11,7 +11,7 @@ from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from piper import Place, Split, rehearse, where
+from piper import Place, Split, rehearse, strategies, where
 from piper.errors import InputError
 
 CLASSES = 4
@@ -55,25 +55,29 @@ def model() -> nn.Module:
 def batch(seed: int) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (8,), generator=draw)
-    labels[seed : seed + 3] = -100
+    labels[2 * seed + 1 : 2 * seed + 2] = -100
     return torch.randn(8, 6, dtype=torch.float64, generator=draw), labels
 
 
-def trained(loss: Loss) -> tuple[float, ...]:
-    strategy, batches = [Place(where(), [0]), Split("MB", 2)], [batch(0), batch(1)]
-    return rehearse(model(), loss, strategy, batches, optimizer=SGD).losses
+PARTS = {
+    "microbatches": [Place(where(), [0]), Split("MB", 2)],
+    "replicas": strategies.one_f_one_b(pp=1, dp=2, microbatches=2),
+}
 
 
+@pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("loss", [smoothed, regularised, halved], ids=lambda one: one.__name__)
-def test_multiples_of_a_count_train_as_in_plain_pytorch(loss: Loss) -> None:
-    plain = model()
-    wanted = plain_losses(
-        SGD(plain.parameters()), [batch(0), batch(1)], lambda x, y: loss(plain(x), y)
-    )
+def test_multiples_of_a_count_train_as_in_plain_pytorch(loss: Loss, parts: str) -> None:
+    plain, batches = model(), [batch(seed) for seed in range(3)]
+    wanted = plain_losses(SGD(plain.parameters()), batches, lambda x, y: loss(plain(x), y))
 
-    assert trained(loss) == pytest.approx(wanted, rel=1e-12)
+    found = rehearse(model(), loss, PARTS[parts], batches, optimizer=SGD)
+
+    assert found.losses == pytest.approx(wanted, rel=1e-12)
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(found.parameters[name], parameter.detach(), rtol=1e-10, atol=0)
 
 
 def test_a_multiple_that_follows_the_rows_is_refused() -> None:
     with pytest.raises(InputError, match="would not add up"):
-        trained(of_rows)
+        rehearse(model(), of_rows, PARTS["microbatches"], [batch(0)], optimizer=SGD)

@@ -1,4 +1,4 @@
-"""Refusals of autograd.Functions and of backwards of the user's own."""
+"""Refusals of autograd.Functions, of the user's own backwards, and of errors that are caught."""
 
 from piper.capture.refusals import refusal
 from piper.capture.source_lines import current_line, line_of

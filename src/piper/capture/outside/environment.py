@@ -14,6 +14,7 @@ from typing import Any
 
 from piper.capture.refusals import refusal
 from piper.capture.source_lines import current_line, is_capture, is_pythons, is_torchs
+from piper.errors import CaptureError
 
 _CHANGING = ("/proc/", "/sys/", "/dev/")  # no files: they differ whenever they are read
 _WRITTEN = os.O_WRONLY | os.O_RDWR
@@ -37,12 +38,7 @@ class Outside:
         known = {*self.changes()}
         yield
         for what in (one for one, now in self.changes() if (one, now) not in known):
-            raise refusal(
-                "model",
-                f"its forward changes {what}, which a captured step would not repeat",
-                "count in a buffer, or change it in your training loop: Piper reads it in each "
-                "step",
-            )
+            raise changed_elsewhere(what)
 
     def changes(self) -> Iterator[tuple[str, str]]:
         """What differs now, as text."""
@@ -95,6 +91,14 @@ class Outside:
         name = os.path.abspath(os.fspath(path))
         if not str(name).startswith(_CHANGING):
             self.files.setdefault(str(name), signature_of(str(name)))
+
+
+def changed_elsewhere(what: str) -> CaptureError:
+    return refusal(
+        "model",
+        f"its forward changes {what}, which a captured step would not repeat",
+        "count in a buffer, or change it in your training loop: Piper reads it in each step",
+    )
 
 
 def signature_of(path: str) -> Signature:

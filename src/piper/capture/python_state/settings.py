@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from piper.capture.outside.environment import changed_elsewhere
 from piper.capture.outside.python_settings import of_python
 from piper.capture.python_state.reach import Reach
-from piper.capture.refusals import refusal
 
 _ASKING = ("get_", "is_", "are_", "initial_seed")
 # The Trainer refuses these modes around a step, or sets them itself:
@@ -56,11 +56,7 @@ def settings_kept(reach: Reach) -> Iterator[None]:
     before = settings(reach)
     yield
     for path, _ in (change for one in before for change in one.changes()):
-        raise refusal(
-            "model",
-            f"its forward changes {path}, which a captured step would not repeat",
-            "set it in your training loop: Piper reads it in each step",
-        )
+        raise changed_elsewhere(path)
 
 
 def _named(reach: Reach) -> Iterator[tuple[str, Callable[[], Any]]]:

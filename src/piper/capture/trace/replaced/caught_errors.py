@@ -31,7 +31,7 @@ RAISING = frozenset({  # functions of torch that look at values
     "index_put_", "scatter", "scatter_", "scatter_add", "scatter_add_", "__getitem__",
     "__setitem__", "one_hot", "nll_loss", "cross_entropy", "binary_cross_entropy", "ctc_loss",
     "multi_margin_loss", "multilabel_margin_loss", "multinomial", "bernoulli", "bernoulli_",
-    "normal", "poisson", "binomial", "bincount", "_assert_async", "unflatten",
+    "normal", "poisson", "binomial", "bincount", "_assert_async",
 })  # fmt: skip
 ERRORS = (torch.linalg.LinAlgError, IndexError, ValueError)  # the first is a RuntimeError
 WITH_INDEX = ("__getitem__", "__setitem__")
@@ -103,7 +103,7 @@ Attempt = tuple[int, int, tuple[ast.expr | None, ...]]  # lines, and what is cau
 
 @lru_cache(256)
 def attempts(file: str) -> tuple[Attempt, ...]:
-    """The parts of a file whose errors are caught. None if nobody knows its text."""
+    """The parts of a file whose errors are caught, if its text is known."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
