@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 from draws import every
+from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from piper import Place, Split, rehearse, where
+from piper import Place, Split, rehearse, strategies, where
 from piper.errors import InputError
 from piper.job.loss import trial_size
 
@@ -78,27 +79,39 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(trial_size, "LIMIT", 0)
 
 
-def losses(case: Case, parts: int) -> tuple[float, float]:
-    (make, loss), draw = case, torch.Generator().manual_seed(0)
+PARTS = {
+    **{str(n): [Place(where(), [0]), Split("MB", n)] for n in (2, 4, 8)},
+    "replicas": strategies.one_f_one_b(pp=1, dp=2, microbatches=2),
+}
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
     x, y = (torch.randn(8, n, dtype=torch.float64, generator=draw) for n in (6, 4))
-    model, strategy = Net(make), [Place(where(), [0]), Split("MB", parts)]
-    wanted = loss(model(x), y).item()
-    return rehearse(model, loss, strategy, [(x, y)], optimizer=SGD).losses[0], wanted
+    return x, y
 
 
-@pytest.mark.parametrize("parts", [2, 4, 8])
+@pytest.mark.parametrize("parts", ["2", "4", "8"])
 @pytest.mark.parametrize("case", every(3, [(case,) for case in BENT.values()], BENT))
-def test_what_bends_a_mean_or_a_count_is_refused(case: Case, parts: int) -> None:
+def test_what_bends_a_mean_or_a_count_is_refused(case: Case, parts: str) -> None:
+    make, loss = case
+
     with pytest.raises(InputError, match="fix:"):
-        losses(case, parts)
+        rehearse(Net(make), loss, PARTS[parts], [batch(0)], optimizer=SGD)
 
 
-@pytest.mark.parametrize("parts", [2, 8])
+@pytest.mark.parametrize("parts", ["2", "8", "replicas"])
 @pytest.mark.parametrize("case", every(3, [(case,) for case in MEANS.values()], MEANS))
-def test_means_train_without_a_warning(
-    case: Case, parts: int, caplog: pytest.LogCaptureFixture
+def test_means_train_as_in_plain_pytorch_without_a_warning(
+    case: Case, parts: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found, wanted = losses(case, parts)
+    (make, loss), batches = case, [batch(seed) for seed in range(3)]
+    plain = Net(make)
+    wanted = plain_losses(SGD(plain.parameters()), batches, lambda x, y: loss(plain(x), y))
 
-    assert found == pytest.approx(wanted, rel=1e-12)
+    found = rehearse(Net(make), loss, PARTS[parts], batches, optimizer=SGD)
+
+    assert found.losses == pytest.approx(wanted, rel=1e-12)
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(found.parameters[name], parameter.detach(), rtol=1e-10, atol=0)
     assert not [one for one in caplog.records if one.levelname == "WARNING"]
