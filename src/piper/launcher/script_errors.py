@@ -59,7 +59,7 @@ def hint(error: BaseException) -> str:
     "\\n  fix: leave it out: a step of the Trainer includes the backward and the optimizer's step"
     >>> print(hint(KeyError("LOCAL_RANK"))[:64])
     <BLANKLINE>
-      fix: only `piper run -n 2` and torchrun start processes; elsew
+      fix: only `piper run -n 2` and torchrun start processes; else
     """
     match error:
         case AttributeError(name="backward", obj=obj) if is_done(obj):
