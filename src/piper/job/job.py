@@ -17,7 +17,6 @@ from piper.capture.loss import LossForm
 from piper.capture.precision import TYPES, Precision, precision_of
 from piper.capture.python_state.function_caches import looking_once
 from piper.capture.python_state.loss_state import loss_buffers
-from piper.capture.trace.trials.trial_run import TrialRuns
 from piper.costs import Costs
 from piper.directives import Directive, Remat, Split, Strategy
 from piper.ir.placement.division import DivisionRequest
@@ -48,6 +47,7 @@ from piper.job.loss.loss_reduction import (
     refuse_wrong_reduction,
 )
 from piper.job.loss.microbatch_trial import MicrobatchTrials
+from piper.job.loss.trial_size import trial_runs
 from piper.job.loss.whole_batch import WholeBatch
 from piper.job.memory.elementwise_choice import policies, without_elementwise
 from piper.job.memory.memory_check import refuse_too_large
@@ -370,8 +370,8 @@ class Job:
             return
         reduction = self.reduction(self.form(found, batch))
         parts = batch.parts(self.microbatches, self.rows.microbatches(batch))
-        one, runs = reduction.example(parts), TrialRuns(self.model, self.loss_fn, self.initial)
-        said = self.options.says_reduction
+        runs = trial_runs(self.model, self.loss_fn, self.initial, found)
+        one, said = reduction.example(parts), self.options.says_reduction
         if reduction.is_guessed:
             given = batch, one.rows or 0, reduction.kind, reduction.form
             refuse_bent(self.loss_fn, found.output, *given, trusted=said)

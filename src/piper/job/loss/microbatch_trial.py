@@ -178,7 +178,8 @@ def shown_by(trials: Iterable[Verdict]) -> Verdict:
 def draws_of(size: TrialSize, captured: Captured, times: int) -> list[Draw]:
     others = not captured.meeting
     if not size.is_whole:
-        return [Draw(3, Variety.FREE, EXTREME[:1], times, False, others, EXTREME[:1])]
+        free = Draw(3, Variety.FREE, EXTREME[:1], times, False, others, EXTREME[:1])
+        return [free, Draw(1, Variety.WIDE, (), times)]
     every = (*Kind, *[Kind.PLAIN] * PLAIN * size.is_tiny)
     return [
         Draw(0, Variety.VARIED, (Kind.EXTREME,)),

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from piper.capture import Captured
+from piper.capture.python_state.loss_state import Loss
+from piper.capture.trace.trials.trial_run import TrialRuns
+from piper.capture.trace.trials.windows import Window
+from piper.ir.values import TensorSpec
 from piper.job.batch.batch import Batch
 from piper.job.memory.host_memory import free_memory
 from piper.names import F
 
 WHOLE = 2e8  # FLOPs of a microbatch that is tried as it is, three times
 TINY = 5e6  # of one that is tried a dozen times
-MOST = 4e9  # of a smaller one, for each thread: four of them take a core about a second
+MOST = 1e10  # of a smaller one, for each thread: four of them take a core a few seconds
 ROWS, TOKENS = 2, 8  # of a smaller one
 SHARE = 10  # of the free memory of the host, and at most
-LIMIT = 2**30
+LIMIT = 2**34
+OWN_VALUES = 2**30  # bytes of parameters up to which a trial takes their first values
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +81,37 @@ def trial_size(captured: Captured, one: Batch) -> TrialSize | None:
     return TrialSize(fewer, False, TOKENS, length)
 
 
+def trial_runs(
+    model: nn.Module, loss_fn: Loss | None, initial: Callable[[str], Tensor], captured: Captured
+) -> TrialRuns:
+    return TrialRuns(model, loss_fn, initial, is_large(captured))
+
+
+def is_large(captured: Captured) -> bool:
+    """Whether a trial takes other values for matrices, which need less memory."""
+    return sum(map(bytes_of, specs_of(captured))) > min(OWN_VALUES, free_memory() // SHARE)
+
+
 def needed_bytes(captured: Captured) -> int:
-    """The first values of parameters, and those in float64."""
-    specs = [spec for bucket in captured.model.buckets.values() for spec in bucket.specs]
-    return sum(spec.nbytes + 8 * spec.numel for spec in specs)
+    specs = specs_of(captured)
+    if not is_large(captured):
+        return sum(map(bytes_of, specs))
+    largest = max(8 * spec.numel for spec in specs)  # a product copies a window
+    return largest + sum(min(bytes_of(spec), bytes_of_window(spec)) for spec in specs)
+
+
+def specs_of(captured: Captured) -> list[TensorSpec]:
+    return [spec for bucket in captured.model.buckets.values() for spec in bucket.specs]
+
+
+def bytes_of(spec: TensorSpec) -> int:
+    """The first values of a parameter, and those in float64."""
+    return spec.nbytes + 8 * spec.numel
+
+
+def bytes_of_window(spec: TensorSpec) -> int:
+    window = Window("", tuple(size or 0 for size in spec.shape), torch.float64)
+    return 16 * window.numbers if window.saves else bytes_of(spec)
 
 
 def length_of(one: Batch) -> int | None:

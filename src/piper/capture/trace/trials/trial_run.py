@@ -28,6 +28,7 @@ from piper.capture.trace.trials.comparisons import Comparisons
 from piper.capture.trace.trials.reduced_rows import CallSizes, OtherValues, tensors
 from piper.capture.trace.trials.trial_copy import TrialCopy
 from piper.capture.trace.trials.trial_draws import DRAWS, Drawn, Numbers, SameNumbers
+from piper.capture.trace.trials.windows import Window
 
 ORDERS = frozenset({"sort", "topk"})
 aten = torch.ops.aten
@@ -69,13 +70,22 @@ class TrialRuns:
     model: nn.Module
     loss_fn: Loss | None
     initial: Callable[[str], Tensor]  # the first value of a parameter or buffer, by name
+    is_large: bool = False  # matrices have other values, which take less memory
     converted: dict[torch.dtype | None, dict[str, Tensor]] = field(default_factory=dict)
     copies: dict[torch.dtype | None, TrialCopy] = field(default_factory=dict)
     comparisons: Comparisons = field(default_factory=Comparisons)
 
     @cached_property
+    def windows(self) -> dict[str, Window]:
+        named = self.model.named_parameters() if self.is_large else ()
+        floats = ((name, one) for name, one in named if one.is_floating_point())
+        found = (Window(name, tuple(one.shape), one.dtype) for name, one in floats)
+        return {one.name: one for one in found if one.saves}
+
+    @cached_property
     def parameters(self) -> dict[str, Tensor]:
-        return {n: _moved(self.initial(n).cpu()) for n, _ in self.model.named_parameters()}
+        names = [n for n, _ in self.model.named_parameters() if n not in self.windows]
+        return {name: _moved(self.initial(name).cpu()) for name in names}
 
     @cached_property
     def buffers(self) -> dict[str, Tensor]:
@@ -84,13 +94,17 @@ class TrialRuns:
     def state(self, dtype: torch.dtype | None) -> dict[str, Tensor]:
         """A forward may change its buffers. If it changed its parameters, capture said so."""
         if dtype not in self.converted:
-            self.converted = {dtype: {n: in_type(p, dtype) for n, p in self.parameters.items()}}
+            windows = {name: one.values(dtype) for name, one in self.windows.items()}
+            own = {name: in_type(one, dtype) for name, one in self.parameters.items()}
+            self.converted = {dtype: windows | own}
         copies = {name: in_type(one, dtype, copy=True) for name, one in self.buffers.items()}
         return self.converted[dtype] | copies
 
     @property
     def trained(self) -> list[str]:
-        return [name for name, one in self.model.named_parameters() if one.requires_grad]
+        """Those by which a loss is derived: gradients of large matrices take much memory."""
+        named = self.model.named_parameters()
+        return [n for n, one in named if one.requires_grad and n not in self.windows]
 
     def run(
         self,
