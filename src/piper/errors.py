@@ -145,9 +145,15 @@ def did_you_mean(names: Sequence[str]) -> str:
 
 
 def wrong_call(
-    name: str, call: Signature, args: Sequence[object], given: Mapping[str, object]
+    name: str,
+    call: Signature,
+    args: Sequence[object],
+    given: Mapping[str, object],
+    example: str = "",
 ) -> Problem | None:
     """What is wrong with the arguments of a call, if its signature does not take them.
+
+    `example`: a right call.
 
     >>> def place(filter, devices, stream="pp"): ...
     >>> from inspect import signature
@@ -164,7 +170,8 @@ def wrong_call(
     try:
         call.bind(*args, **given)
     except TypeError as error:
-        return Problem(f"{name}: {error}", f"write {name}({', '.join(call_form(call))})")
+        shown = f", such as {example}" if example else ""
+        return Problem(f"{name}: {error}", f"write {name}({', '.join(call_form(call))}){shown}")
     return None
 
 

@@ -61,11 +61,26 @@ def test_the_messages_say_what_to_write() -> None:
     )
     assert message(lambda: Place(where(PP=0))) == (  # type: ignore[call-arg]
         "Place: missing a required argument: 'devices'\n"
-        "  fix: write Place(filter, devices, stream='pp')"
+        "  fix: write Place(filter, devices, stream='pp'), such as Place(where(PP=0), [0])"
     )
     assert message(lambda: Place("layers.0", [0])) == (  # type: ignore[arg-type]
         "Place: 'layers.0' is not a filter\n  fix: write where(PP=0), or where() for every region"
     )
+
+
+@pytest.mark.parametrize("kind", RIGHT, ids=lambda kind: kind.__name__)
+def test_a_missing_argument_gets_a_call_that_works(kind: Any) -> None:
+    example = message(kind).rpartition("such as ")[2]
+
+    assert isinstance(eval(example), kind)
+
+
+TEXTS: list[Any] = ["0F0,0B0", ["0F0", "0B0"], [["F", "B"]], [where(PP=0), "B"], [("0F0", 1)]]
+
+
+@pytest.mark.parametrize("slots", TEXTS, ids=str)
+def test_orders_of_text_say_what_reads_it(slots: Any) -> None:
+    assert "strategies.from_csv" in message(lambda: Order(slots))
 
 
 @pytest.mark.parametrize(

@@ -59,3 +59,32 @@ def test_others_are_not() -> None:
             assert weights is not None
             model.load_state_dict(weights)
         torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+READS: dict[str, Callable[[nn.Module], object]] = {
+    "clip_grad_norm_": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+    "a norm to log": lambda model: [
+        p.grad.norm() for p in model.parameters() if p.grad is not None
+    ],
+    "one parameter": lambda model: next(model.parameters()).grad,
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_gradients_that_are_not_there_are_told_once(name: str) -> None:
+    with trained() as (model, trainer), pytest.warns(UserWarning, match="max_norm") as told:
+        for _ in range(3):
+            trainer.step(*BATCH)
+            READS[name](model)
+    assert len(told) == 1 and told[0].filename == __file__
+
+
+def test_gradients_may_be_cleared() -> None:
+    """By what a plain loop does, before and after a step."""
+    with warnings.catch_warnings(), trained() as (model, trainer):
+        warnings.simplefilter("error")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model.zero_grad()
+            trainer.step(*BATCH)

@@ -101,9 +101,16 @@ def checked_plan(plan: ParameterPlan) -> tuple[tuple[str, str], ...] | None:
     return found
 
 
+FROM_TEXT = (
+    'write where(PP=0, MB=0, PASS="F") for each; strategies.from_csv("0F0,0B0") reads text, with a '
+    "line for each device"
+)
+
+
 def as_slots(slots: Slots) -> tuple[Slot, ...]:
     if isinstance(slots, Filter) or not isinstance(slots, list | tuple):
         fix = 'write one list: Order([where(PP=0, MB=0, PASS="F"), ...])'
+        fix = FROM_TEXT if isinstance(slots, str) else fix
         raise Refused(Problem(f"{slots!r} is not a list of slots", fix))
     return tuple(map(as_slot, slots))
 
@@ -112,8 +119,12 @@ def as_slot(slot: Filter | Iterable[Filter]) -> Slot:
     filters = (slot,) if isinstance(slot, Filter) else slot
     if not isinstance(filters, list | tuple) or not all(isinstance(f, Filter) for f in filters):
         fix = "write a filter or a list of filters: [where(PP=0)]"
-        raise Refused(Problem(f"{slot!r} is not a slot", fix))
+        raise Refused(Problem(f"{slot!r} is not a slot", FROM_TEXT if has_text(slot) else fix))
     return tuple(filters)
+
+
+def has_text(slot: object) -> bool:
+    return isinstance(slot, str) or (isinstance(slot, list | tuple) and any(map(has_text, slot)))
 
 
 def require_count(name: str, value: object, least: int) -> None:

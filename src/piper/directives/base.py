@@ -75,12 +75,14 @@ def directive(
     constants: JsonObject | None = None,
     published: tuple[str, ...] = (),
     translate: Callable[[JsonObject], JsonObject] = unchanged,
+    example: str = "",
 ) -> Callable[[type[D]], type[D]]:
     """Add a class to the list of directives. Its fields are its JSON, unless an argument differs.
 
     `keys`: fields that have another name in JSON. `omit_defaults`: fields that JSON and repr leave
     out while they have their default. `constants`: keys that always have the same value.
     `published`: further keys of the published system, which `translate` replaces by ours.
+    `example`: a call, for messages about missing arguments.
     """
 
     def register(kind: type[D]) -> type[D]:
@@ -96,15 +98,16 @@ def directive(
             translate=translate,
         )
         setattr(kind, "__repr__", lambda self: written(self, omit_defaults))  # noqa: B010
-        setattr(kind, "__init__", saying_what_to_write(kind, "filter" in names))  # noqa: B010
+        setattr(kind, "__init__", saying_what_to_write(kind, example))  # noqa: B010
         return kind
 
     return register
 
 
-def saying_what_to_write(kind: type[Directive], filters: bool) -> Callable[..., None]:
+def saying_what_to_write(kind: type[Directive], example: str) -> Callable[..., None]:
     """The `__init__` of a directive. Wrong arguments are an error that says what to write."""
     plain, call = kind.__init__, signature(kind)
+    filters = "filter" in call.parameters
 
     @wraps(plain)
     def checked(self: Any, *args: Any, **given: Any) -> None:
@@ -112,7 +115,7 @@ def saying_what_to_write(kind: type[Directive], filters: bool) -> Callable[..., 
             plain(self, *args, **given)
         except TypeError:
             tags = filters and without_where(kind.__name__, list(call.parameters), args, given)
-            problem = tags or wrong_call(kind.__name__, call, args, given)
+            problem = tags or wrong_call(kind.__name__, call, args, given, example)
             if problem is None:
                 raise
             raise Refused(problem) from None

@@ -16,7 +16,7 @@ from piper.ir.host_copies import HostCopies, Offloaded
 What = Literal["activations", "optimizer", "parameters"]
 
 
-@directive(omit_defaults=("ahead", "buffers"))
+@directive(omit_defaults=("ahead", "buffers"), example='Offload(where(), "optimizer")')
 @dataclass(frozen=True, slots=True)
 class Offload(Directive):
     """What the matching regions need again only later waits in host memory. It may stand anywhere.

@@ -30,7 +30,11 @@ Ahead = bool | Literal["pairs"]
 Lanes = dict[tuple[int, ...], int]
 
 
-@directive(keys={"slots": "filters"}, omit_defaults=("overlap", "ahead"))
+@directive(
+    keys={"slots": "filters"},
+    omit_defaults=("overlap", "ahead"),
+    example='Order([where(PASS="F"), where(PASS="B")])',
+)
 @dataclass(frozen=True, slots=True)
 class Order(Directive):
     """Run each slot before the next, on its devices. Filters in one slot may overlap.

@@ -17,7 +17,7 @@ from piper.ir.placement.devices import Devices
 from piper.names import NodeId
 
 
-@directive()
+@directive(example="Place(where(PP=0), [0])")
 @dataclass(frozen=True, slots=True)
 class Place(Directive):
     """Matching regions run on these devices, one replica on each.

@@ -21,7 +21,7 @@ UNDECIDED = Recomputation(1.0, auto=True)
 LADDER: tuple[RematPolicy, ...] = ((), 0.25, 0.5, 0.75, (MATMULS, ATTENTION))
 
 
-@directive(omit_defaults=("keep", "memory_gib"))
+@directive(omit_defaults=("keep", "memory_gib"), example="Remat(where())")
 @dataclass(frozen=True, slots=True)
 class Remat(Directive):
     """The backward of the matching regions recomputes their activations. It may stand anywhere.

@@ -53,6 +53,7 @@ def from_published(given: JsonObject) -> JsonObject:
     omit_defaults=("gather_buffers", "reduce"),
     published=(*LEVEL_KEYS, *RENAMED),
     translate=from_published,
+    example="Replicate(where(), [0, 1])",
 )
 @dataclass(frozen=True, slots=True)
 class Replicate(Directive):

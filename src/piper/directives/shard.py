@@ -28,7 +28,9 @@ What = Literal["experts", "weights", "tokens"]
 STREAMS = {"experts": "ep", "weights": "tp", "tokens": "cp"}
 
 
-@directive(omit_defaults=("what", "plan", "attention"))
+@directive(
+    omit_defaults=("what", "plan", "attention"), example='Shard(where(), [0, 1], what="weights")'
+)
 @dataclass(frozen=True, slots=True)
 class Shard(Directive):
     """The matching regions are divided over the devices.

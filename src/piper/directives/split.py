@@ -28,6 +28,7 @@ IN_BATCH_ORDER = Maker("buffers updated in batch order")
     keys={"name": "dim_name", "n": "num_microbatches"},
     constants={"filter": {}},
     omit_defaults=("sizes", "replica_sizes"),
+    example='Split("MB", 4)',
 )
 @dataclass(frozen=True, slots=True)
 class Split(Directive):

@@ -23,7 +23,7 @@ SHOWN = 16  # stages in the example of a message
 ADAM = 4.0  # parameters, gradients, and two moments of each
 
 
-@directive(omit_defaults=("live", "memory_gib", "state", "speeds"))
+@directive(omit_defaults=("live", "memory_gib", "state", "speeds"), example='Stage("PP", 2)')
 @dataclass(frozen=True, slots=True)
 class Stage(Directive):
     """Group layers into stages, under a tag that the directives after it can name.

@@ -14,7 +14,7 @@ from piper.names import COMPUTE, HIGH, NORMAL, Share
 Priority = Literal["normal", "high"]
 
 
-@directive()
+@directive(example='Stream("pp", priority="high")')
 @dataclass(frozen=True, slots=True)
 class Stream(Directive):
     """A stream gets a share of the SMs of its GPU, and a priority. It may stand anywhere.

@@ -28,6 +28,12 @@ TENSORS = (
     "is not trained. trainer.state_dict() gives the weights of now, Trainer(ema=...) averages "
     "them. Pass what changes between steps with the batch, and compute the rest in the forward"
 )
+GRADIENTS = (
+    "the parameters of this model have no gradients: the Trainer computes those of its own copy, "
+    "so clip_grad_norm_ and norms that are logged find none. Write Trainer(max_norm=...) to clip "
+    "them; metrics.grad_norm is their norm"
+)
+CLEARING = ("torch.optim.", "torch.nn.modules.")  # zero_grad(), which a loop may keep
 INSIDE = ("piper.trainer", "piper.job.", "piper.capture.", "piper.runtime.", "piper.checkpoint.")
 
 
@@ -44,12 +50,13 @@ class StaleModel:
         self.taken = dict(taken)
         self.training = begin(model, loss_fn, taken, self.settle)
         self.waiting = WaitingModel(model)
-        self.tensors, self.idle = StaleTensors(model, self.tell), IdleOptimizers(model)
+        self.tensors = StaleTensors(model, self.tell, self.tell_of_gradients)
+        self.idle = IdleOptimizers(model)
         self.handles = [
             model.register_forward_pre_hook(self), model.register_state_dict_pre_hook(self),
             model.register_load_state_dict_pre_hook(Loading(self)),
         ]  # fmt: skip
-        self.stepped = self.told = self.closed = self.settled = False
+        self.stepped = self.told = self.closed = self.settled = self.asked = False
 
     @staticmethod
     def end_marks() -> None:
@@ -68,6 +75,12 @@ class StaleModel:
             self.told = True
             self.tensors.clear()
             warnings.warn(TENSORS, stacklevel=callers_level())
+
+    def tell_of_gradients(self) -> None:
+        """Something reads a gradient, of which there is none."""
+        if not self.asked and not is_inside() and not is_clearing():
+            self.asked = True
+            warnings.warn(GRADIENTS, stacklevel=callers_level())
 
     def __call__(self, model: torch.nn.Module, *_: Any) -> None:
         is_old = self.stepped and self.taken and not self.training.loaded
@@ -138,6 +151,14 @@ def is_call(frame: FrameType) -> bool:
         return False
     moves = module == torch.nn.Module.__module__ and frame.f_code.co_name == "_apply"
     return moves or f"{module}.".startswith(INSIDE)
+
+
+def is_clearing() -> bool:
+    """Whether torch reads a gradient, of which it wants to get rid, or to make a step."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame and module_of(frame).endswith(".stale_tensors"):
+        frame = frame.f_back
+    return frame is not None and module_of(frame).startswith(CLEARING)
 
 
 def is_pipers() -> bool:

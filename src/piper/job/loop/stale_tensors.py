@@ -40,11 +40,14 @@ def clear_all() -> None:
 
 
 class StaleTensors:
-    """While they are marked, `tell` is called whenever something uses their values."""
+    """While they are marked, `tell` is called whenever something uses their values, and `gradients`
+    whenever something reads a gradient that they do not have."""
 
-    def __init__(self, model: nn.Module, tell: Callable[[], None]) -> None:
+    def __init__(
+        self, model: nn.Module, tell: Callable[[], None], gradients: Callable[[], None] = tuple
+    ) -> None:
         self.tensors = [(one, type(one)) for one in plain_tensors(model)]
-        self.kinds = {kind: stale_kind(kind, tell) for kind in (Tensor, nn.Parameter)}
+        self.kinds = {kind: stale_kind(kind, tell, gradients) for kind in (Tensor, nn.Parameter)}
         self.marked = False
 
     def mark(self) -> None:
@@ -62,7 +65,7 @@ class StaleTensors:
                 tensor.__class__ = kind
 
 
-def stale_kind(kind: type, tell: Callable[[], None]) -> type:
+def stale_kind(kind: type, tell: Callable[[], None], gradients: Callable[[], None]) -> type:
     """Tensors become of this kind in place, so that it counts for all who have them."""
 
     def function(
@@ -75,7 +78,10 @@ def stale_kind(kind: type, tell: Callable[[], None]) -> type:
         if name_of(call) not in HARMLESS:
             tell()
         with as_plain_tensors():
-            return call(*args, **(kwargs or {}))
+            found = call(*args, **(kwargs or {}))
+        if found is None and name_of(call) == "grad":
+            gradients()
+        return found
 
     def plain(self: Tensor) -> Tensor:
         """Of the usual kind, in the same memory."""
