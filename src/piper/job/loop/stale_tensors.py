@@ -44,7 +44,10 @@ class StaleTensors:
     whenever something reads a gradient that they do not have."""
 
     def __init__(
-        self, model: nn.Module, tell: Callable[[], None], gradients: Callable[[], None] = tuple
+        self,
+        model: nn.Module,
+        tell: Callable[[], None],
+        gradients: Callable[[], None] = lambda: None,
     ) -> None:
         self.tensors = [(one, type(one)) for one in plain_tensors(model)]
         self.kinds = {kind: stale_kind(kind, tell, gradients) for kind in (Tensor, nn.Parameter)}
