@@ -5,7 +5,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from itertools import groupby
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from _pytest.doctest import DoctestModule
@@ -37,10 +39,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules with workers are marked by themselves."""
+    """Modules with workers are marked by themselves. Of `one_of` cases, most are soaks."""
     for item in items:
         if has_workers(item):
             item.add_marker(pytest.mark.processes)
+    for _, cases in groupby(items, function_of):
+        leave_some(list(cases))
+
+
+def function_of(item: pytest.Item) -> object:
+    return getattr(item, "function", item)
+
+
+def leave_some(cases: list[pytest.Item]) -> None:
+    """The first case of a test stays, and others at random, which are the same in every run."""
+    marker = cases[0].get_closest_marker("one_of")
+    for case in cases[1:] if marker else ():
+        if crc32(case.nodeid.encode()) % marker.args[0]:
+            case.add_marker(pytest.mark.soak)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,6 +14,7 @@ import pytest
 SOAK = bool(os.environ.get("PIPER_SOAK"))
 
 drawn = pytest.mark.drawn
+one_of = pytest.mark.one_of  # `@one_of(4)`: about one of four cases runs, and the others are soaks
 
 
 def draws(few: int, many: int) -> int:

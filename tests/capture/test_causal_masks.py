@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import levels_of
+from draws import levels_of, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -47,6 +47,7 @@ class Net(nn.Module):
         return self.last(found).transpose(1, 2)
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "decoder"), levels_of(MASKS, [False, True]))
 def test_masks_without_a_hint_train_as_without_piper(name: str, decoder: bool) -> None:
     model = Net(MASKS[name], decoder)

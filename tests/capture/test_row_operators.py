@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -457,6 +458,7 @@ def meet(mix: Callable[[Tensor, int], Tensor], d: int) -> bool:
     return halves or differs(other, [0, 1, 3], [0, 1, 3])
 
 
+@one_of(6)
 @pytest.mark.parametrize("d", [0, 1])
 @pytest.mark.parametrize("name", ALONG)
 def test_rows_are_seen_to_meet_where_they_do(name: str, d: int) -> None:
@@ -488,6 +490,7 @@ RIGHT: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@one_of(4)
 @pytest.mark.parametrize("rows", [(4, 16), (8, 16), (2, 8), (16, 32), (4, 8)])
 @pytest.mark.parametrize("name", [*WRONG, *(f"right {one}" for one in RIGHT)])
 def test_views_that_take_features_for_rows_are_seen(name: str, rows: tuple[int, int]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -214,6 +215,7 @@ def line_of(form: Form) -> str | None:
     return found and found.line
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", PLACES)
 def test_the_line_is_found(name: str) -> None:
     found = line_of(PLACES[name])
@@ -233,6 +235,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", [*LOSSES, "model"])
 def test_large_models_are_warned_of_though_trials_run_two_rows(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -334,6 +337,7 @@ ALONE: dict[str, Mix] = {
 }
 
 
+@one_of(6)
 @pytest.mark.parametrize("rows", [6, 12])
 @pytest.mark.parametrize("name", MEETING)
 def test_rows_that_meet_are_seen_in_models_that_cannot_be_tried(
@@ -348,6 +352,7 @@ def test_rows_that_meet_are_seen_in_models_that_cannot_be_tried(
     assert "test_row_places.py" in caplog.text
 
 
+@one_of(3)
 @pytest.mark.parametrize("name", ALONE)
 def test_rows_that_do_not_meet_need_no_warning(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

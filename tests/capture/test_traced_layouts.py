@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -70,6 +71,7 @@ class Net(nn.Module):
         return torch.stack([self.consume(make(layer(x))) for layer, make in pairs], 1)
 
 
+@one_of(3)
 @pytest.mark.parametrize(
     ("name", "loss"),
     [(name, list(LOSSES)[k % len(LOSSES)]) for k, name in enumerate(CONSUMERS)]

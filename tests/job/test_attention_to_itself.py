@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -44,6 +45,7 @@ class Net(nn.Module):
         return self.last(self.form(self.first(x)))
 
 
+@one_of(3)
 @pytest.mark.parametrize("ways", ["tp", "cp"])
 @pytest.mark.parametrize("form", FORMS)
 def test_it_trains_as_plain_pytorch(form: str, ways: str) -> None:

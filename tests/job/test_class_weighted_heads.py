@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 
 from piper import rehearse
@@ -50,6 +51,7 @@ def batches(kind: str) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
+@one_of(3)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("kind", ["all", "ignored"])
 @pytest.mark.parametrize("strategy", STRATEGIES)

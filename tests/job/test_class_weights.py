@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from trained_as_plain import assert_trains_as_plain
@@ -76,6 +76,7 @@ def data(seed: int) -> tuple[Tensor, Tensor]:
 WAYS = [(loss, one) for loss in LOSSES for one in STRATEGIES]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("loss", "strategy"), every(5, WAYS))
 def test_models_with_class_weights_train_as_in_plain_pytorch(loss: str, strategy: str) -> None:
     make, batches = partial(Classifier, LOSSES[loss]), [data(seed) for seed in range(3)]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -129,6 +130,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_size, "MOST", 0.0)
 
 
+@one_of(5)
 @pytest.mark.parametrize("name", DECISIONS)
 def test_decisions_by_a_mean_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="loss"):

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -54,6 +55,7 @@ def data(rows: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+@one_of(3)
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_of_distant_rows_are_refused(name: str, parts: str) -> None:
@@ -62,6 +64,7 @@ def test_losses_of_distant_rows_are_refused(name: str, parts: str) -> None:
         rehearse(Net(lambda h, _: h), LOSSES[name], PARTS[parts], [given], optimizer=SGD)
 
 
+@one_of(5)
 @pytest.mark.parametrize("parts", [2, 3, 6])
 @pytest.mark.parametrize("special", [None, math.nan, math.inf], ids=str)
 @pytest.mark.parametrize(

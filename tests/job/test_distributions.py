@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, distributions, nn
 from torch.nn import functional as F
@@ -61,6 +62,7 @@ class Net(nn.Module):
         return self.form(self.layer(x))
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", LOSSES)
 def test_they_train_as_in_plain_pytorch(name: str) -> None:
     form, loss_fn = LOSSES[name]

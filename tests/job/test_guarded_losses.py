@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 
@@ -84,6 +84,7 @@ def trained(guard: Guard, own: bool, **options: object) -> tuple[float, ...]:
     return rehearse(model, loss, SPLIT, BATCHES, optimizer=SGD, **options).losses
 
 
+@one_of(2)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", every(5, GUARDS))
 def test_a_decision_by_all_rows_is_refused(name: str, own: bool) -> None:

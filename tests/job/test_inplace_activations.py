@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -82,6 +82,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 CASES = [*product(["batch"], ACTIVATIONS), *product(list(NORMS)[1:], ["relu", "hardswish"])]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("norm", "activation"), every(4, CASES))
 def test_they_train_as_without_piper(norm: str, activation: str) -> None:
     model, parts = net(norm, activation), 1 if norm == "batch" else 2

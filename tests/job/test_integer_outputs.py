@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -79,6 +80,7 @@ def losses(model: nn.Module, loss: Loss, parts: int, given: Any) -> float:
     return rehearse(model, loss, strategy, [given], optimizer=SGD).losses[0]
 
 
+@one_of(4)
 @pytest.mark.parametrize("parts", [2, 4])
 @pytest.mark.parametrize("name", BATCHES)
 def test_means_over_what_the_model_chooses_are_refused(name: str, parts: int) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -97,6 +98,7 @@ def left(net: nn.Module, x: Tensor, parts: int) -> list[Tensor]:
     return list(net.buffers())
 
 
+@one_of(8)
 @pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize(("parts", "replicas"), SIZES)
 @pytest.mark.parametrize("update", UPDATES, ids=lambda one: one.__name__)

@@ -8,6 +8,7 @@ from math import prod
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -78,6 +79,7 @@ def messages(form: Form, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCapture
     return log.text
 
 
+@one_of(4)
 @pytest.mark.parametrize("name", WRONG)
 def test_rows_that_meet_are_found(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -85,6 +87,7 @@ def test_rows_that_meet_are_found(
     assert "test_large_weights.py" in messages(WRONG[name], monkeypatch, caplog)
 
 
+@one_of(3)
 @pytest.mark.parametrize("name", RIGHT)
 def test_rows_that_do_not_meet_need_no_warning(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

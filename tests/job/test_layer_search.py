@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 
 import piper
@@ -73,6 +74,7 @@ def batch() -> Batch:
     return Batch.of(tuple(torch.randn(8, 4, generator=draw).double() for _ in range(2)))
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     "given",
     [{"dp": 2, "zero": 3}, {"dp": 2, "zero": 1}, {"remat": True}, {"offload": "activations"}],

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -81,12 +82,14 @@ def warned(loss: Loss, most: float, monkeypatch: pytest.MonkeyPatch, caplog) -> 
     return "the gradients of the loss are no means or sums over rows" in caplog.text
 
 
+@one_of(3)
 @pytest.mark.parametrize("most", [0.0, 1e9], ids=["large", "less large"])
 @pytest.mark.parametrize("loss", OTHER, ids=lambda loss: loss.__name__)
 def test_other_gradients_are_told(loss: Loss, most: float, monkeypatch, caplog) -> None:
     assert warned(loss, most, monkeypatch, caplog)
 
 
+@one_of(3)
 @pytest.mark.parametrize("most", [0.0, 1e9], ids=["large", "less large"])
 @pytest.mark.parametrize("loss", SAME, ids=lambda loss: getattr(loss, "__name__", "Halved"))
 def test_gradients_of_rows_are_not(loss: Loss, most: float, monkeypatch, caplog) -> None:

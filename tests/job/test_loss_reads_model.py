@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -123,6 +123,7 @@ def plain(model: nn.Module, loss_fn: Loss) -> list[float]:
 CASES = [(name, 0.0, pp) for pp in (2, 1) for name in READING] + [("all gates", None, 2)]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "before", "pp"), every(7, CASES))
 def test_what_a_forward_left_is_trained(name: str, before: Any, pp: int) -> None:
     model = Net(before)

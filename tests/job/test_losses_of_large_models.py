@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -98,6 +98,7 @@ def train(model: nn.Module, loss: Callable[..., Tensor], labels: list[int], part
     rehearse(model, loss, strategy, [data(labels)], optimizer=SGD)
 
 
+@one_of(5)
 @pytest.mark.parametrize("parts", [2, 16])
 @pytest.mark.parametrize("labels", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("loss", every(3, OF_LABELS.values(), OF_LABELS))

@@ -11,7 +11,7 @@ import torch
 from capture.division.draws import flags, index, trial, with_padding, x
 from capture.division.more_trials import MORE
 from capture.division.trials import Trial, local_module, piece, run_option
-from draws import SOAK, drawn
+from draws import SOAK, drawn, one_of
 from torch import Tensor
 
 import piper.models.grouped  # noqa: F401 its operators have rules
@@ -149,6 +149,7 @@ def name(one: Trial) -> str:
     return str(one.target)
 
 
+@one_of(2)
 @drawn
 @pytest.mark.parametrize("one", TRIALS, ids=name)
 def test_devices_together_give_what_one_gives(one: Trial) -> None:
