@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from piper.errors import NoAttribute
+from piper.runtime.plain_number import NO_BACKWARD, PlainNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Metrics:
 
     @property
     def loss(self) -> float:
-        return self.readings.loss
+        return PlainNumber(self.readings.loss)
 
     @property
     def grad_norm(self) -> float:
@@ -141,6 +142,8 @@ class Metrics:
     if not TYPE_CHECKING:  # a type checker would allow any name
 
         def __getattr__(self, name: str) -> Any:
+            if name == "backward":
+                raise NoAttribute.of("metrics", "a step has no backward", NO_BACKWARD)
             fix = next((fix for fix, names in OTHERS.items() if name in names), None)
             if fix is None:
                 return object.__getattribute__(self, name)  # with Python's own error

@@ -154,11 +154,9 @@ def is_call(frame: FrameType) -> bool:
 
 
 def is_clearing() -> bool:
-    """Whether torch reads a gradient, of which it wants to get rid, or to make a step."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame and module_of(frame).endswith(".stale_tensors"):
-        frame = frame.f_back
-    return frame is not None and module_of(frame).startswith(CLEARING)
+    """Whether torch reads a gradient of which it wants to get rid, or with which it steps."""
+    reader = sys._getframe(3)  # below are tell_of_gradients and the function of a stale tensor
+    return module_of(reader).startswith(CLEARING)
 
 
 def is_pipers() -> bool:
