@@ -69,3 +69,11 @@ def amount(count: int, word: str, plural: str = "") -> str:
     ('1 device', '1,200 devices', '2 passes')
     """
     return f"{count:,} {word if count == 1 else plural or word + 's'}"
+
+
+def with_article(noun: str) -> str:
+    """
+    >>> with_article("int"), with_article("str")
+    ('an int', 'a str')
+    """
+    return f"{'an' if noun[0].lower() in 'aeio' else 'a'} {noun}"

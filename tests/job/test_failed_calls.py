@@ -181,6 +181,23 @@ def test_a_loss_says_what_it_was_given(
     assert text.endswith(fix)
 
 
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(
+    "labels", [Y.tolist(), Y[:, None].tolist(), tuple(Y.tolist())], ids=["list", "lists", "tuple"]
+)
+def test_labels_are_tensors(labels: Any, later: bool) -> None:
+    def call() -> object:
+        example = (X, Y) if later else (X, labels)
+        with piper.Trainer(Net(), F.cross_entropy, example=example, device="cpu") as trainer:
+            return trainer.step(X, labels)
+
+    text = said(call)
+    kind = "a tuple" if isinstance(labels, tuple) else "a list"
+
+    assert f"labels are {kind} of numbers\n" in text
+    assert text.endswith("fix: give labels as a tensor: torch.tensor(labels)")
+
+
 class Tokens(nn.Module):
     def __init__(self, wrap: Any) -> None:
         super().__init__()

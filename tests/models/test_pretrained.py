@@ -135,7 +135,7 @@ def test_a_misspelt_class_gets_the_right_one() -> None:
 def test_what_is_no_model_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a folder with a config.json"):
         config_of(tmp_path)
-    with pytest.raises(InputError, match="it is given a int"):
+    with pytest.raises(InputError, match="it is given an int"):
         config_of(3)
     with pytest.raises(InputError, match="transformers has no model LamaForCausalLM"):
         model_class(config(), "LamaForCausalLM")

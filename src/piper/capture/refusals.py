@@ -10,6 +10,7 @@ from piper.capture.source_lines import UNKNOWN, current_line
 from piper.capture.torch_private import schema_text
 from piper.capture.trace.arguments.inputs import name_of
 from piper.errors import CaptureError
+from piper.names import with_article
 
 
 def refusal(where: str, what: str, fix: str) -> CaptureError:
@@ -56,7 +57,7 @@ def not_a_loss(result: Any, given: bool) -> CaptureError:
     found = (
         f"a tensor {list(result.shape)} of {name_of(result.dtype)}"
         if isinstance(result, Tensor)
-        else f"a {type(result).__name__}"
+        else f"{with_article(type(result).__name__)}"
     )
     total = 'losses["loss"]' if isinstance(result, dict) and "loss" in result else TOTAL
     summed = f"; of a dict of losses, {total}" if isinstance(result, dict) else ""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from piper.errors import InputError, did_you_mean, nearest
 from piper.models.transformers_private import bare_copy, causal_model_class, initialise
+from piper.names import with_article
 
 
 def config_of(given: Any) -> tuple[Any, Path | None]:
@@ -30,7 +31,7 @@ def config_of(given: Any) -> tuple[Any, Path | None]:
         return transformers.AutoConfig.from_pretrained(folder), folder
     if isinstance(given, transformers.PretrainedConfig):
         return given, None
-    what = f"it is given a {type(given).__name__}"
+    what = f"it is given {with_article(type(given).__name__)}"
     fix = "give a folder, or a configuration such as transformers.LlamaConfig(...)"
     if isinstance(given, nn.Module):
         fix += "; a model that is there trains by piper.Trainer(model, None, strategy, example=...)"

@@ -17,6 +17,7 @@ from piper.errors import CaptureError, PiperError, first_line, is_out_of_memory
 from piper.job.batch.batch import Batch, Shapes
 from piper.job.batch.input_names import input_names
 from piper.launcher.script_errors import is_own, own_frames
+from piper.names import with_article
 
 RAISE = dis.opmap["RAISE_VARARGS"]
 OF_BATCHES = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
@@ -27,6 +28,7 @@ PLAIN = (
     "give example= what the forward of the model takes, or correct this line; if the model runs "
     "with this batch in plain PyTorch, please report it"
 )
+TENSORS = "give labels as a tensor: torch.tensor(labels)"
 SIGNATURE = "loss_fn gets (output, labels), in this order: loss_fn=lambda out, y: {}"
 
 
@@ -67,6 +69,7 @@ def of_call(
         lines += kind_of(labels)
         what = f"loss_fn raised {text}\n    {lines}\n    {has}"
         fix = fix if fix == LIKE_FIRST else loss_fix(loss_fn, output, labels)
+        fix = TENSORS if is_numbers(labels) else fix
         return CaptureError.of(line_of(trace), what, fix)
     inner = innermost(trace)
     own_bug = inner is not None and is_capture(inner.tb_frame.f_code.co_filename)
@@ -109,10 +112,26 @@ def kind_of(value: Any) -> str:
     """
     if isinstance(value, torch.Tensor):
         return described(value)
-    kind = f"a {type(value).__name__}"
+    if value is None:
+        return "None"
+    kind = with_article(type(value).__name__)
+    if is_numbers(value):
+        return f"{kind} of numbers"
     if isinstance(value, Mapping):
         kind += f" with {', '.join(map(str, value))}"
     return f"{kind} ({described(value)})" if isinstance(value, Mapping | list | tuple) else kind
+
+
+def is_numbers(value: Any) -> bool:
+    """Whether it is a list of numbers of Python, to any depth.
+
+    >>> is_numbers([[1, 2], [3.0]]), is_numbers([]), is_numbers([torch.zeros(2)])
+    (True, False, False)
+    """
+    if not isinstance(value, list | tuple):
+        return False
+    each = (is_numbers(one) or isinstance(one, int | float) for one in value)
+    return bool(value) and all(each)
 
 
 def loss_fix(loss_fn: Any, output: Any, labels: Any) -> str:

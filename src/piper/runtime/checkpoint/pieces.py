@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import torch
 
+from piper.names import with_article
 from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.index import NUMBER, PARAMETER, WHOLE, Piece
 from piper.runtime.hardware import settle
@@ -89,7 +90,7 @@ def optimizer_pieces(bucket: BucketState, part: HeldPart) -> Iterator[tuple[Piec
             yield Piece(name, NUMBER, state), torch.tensor(value, dtype=kind)
         elif value is not None:
             raise refused(
-                f"the optimizer's {state!r} of {name} is a {type(value).__name__}",
+                f"the optimizer's {state!r} of {name} is {with_article(type(value).__name__)}",
                 "use an optimizer that keeps only tensors and numbers",
             )
 

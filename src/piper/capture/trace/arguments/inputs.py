@@ -11,6 +11,7 @@ from piper.capture.torch_private import pytree
 from piper.capture.trace.arguments.call_arguments import flatten
 from piper.errors import CaptureError, InputError
 from piper.ir.values import TensorSpec
+from piper.names import with_article
 
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Enum)
 
@@ -81,7 +82,7 @@ def inputs_of(example: tuple[Any, ...], whole: frozenset[int] = frozenset()) -> 
     if not isinstance(example, tuple):
         raise CaptureError.of(
             "example",
-            f"it is a {type(example).__name__}, not a tuple",
+            f"it is {with_article(type(example).__name__)}, not a tuple",
             "pass the arguments of one microbatch as a tuple: example=(tokens, labels)",
         )
     leaves, spec = flatten(example)
@@ -104,7 +105,7 @@ def _leaf(leaf: Any) -> Any:
         return leaf
     raise CaptureError.of(
         "example",
-        f"an argument holds a {type(leaf).__name__}",
+        f"an argument holds {with_article(type(leaf).__name__)}",
         "pass tensors, numbers, strings, and lists, tuples or dicts of these",
     )
 

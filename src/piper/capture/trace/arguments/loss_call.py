@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from piper.capture.torch_private import pytree
+from piper.names import with_article
 
 SHOWN = 4  # tensors of an output with many
 
@@ -21,8 +22,9 @@ def called(loss_fn: Callable[[Any, Any], Any], output: Any, labels: Any) -> Any:
             f"labels are {described(labels)}"
         )
         if isinstance(output, Mapping) and (names := [str(name) for name in output]):
+            kind = with_article(type(output).__name__)
             error.add_note(
-                f"  fix: the output is a {type(output).__name__} with {', '.join(names[:SHOWN])}: "
+                f"  fix: the output is {kind} with {', '.join(names[:SHOWN])}: "
                 f"write output[{names[0]!r}] in loss_fn, for instance"
             )
         raise
@@ -32,7 +34,7 @@ def described(value: Any) -> str:
     """
     >>> import torch
     >>> described(torch.zeros(2, 3)), described({"a": torch.zeros(1), "b": 2})
-    ('[2, 3] of float32', '[1] of float32 and a int')
+    ('[2, 3] of float32', '[1] of float32 and an int')
     """
     leaves = pytree.tree_leaves(value)
     texts = [one(leaf) for leaf in leaves[:SHOWN]]
@@ -40,6 +42,8 @@ def described(value: Any) -> str:
 
 
 def one(leaf: Any) -> str:
+    if leaf is None:
+        return "None"
     if not isinstance(leaf, Tensor):
-        return f"a {type(leaf).__name__}"
+        return with_article(type(leaf).__name__)
     return f"{list(leaf.shape)} of {str(leaf.dtype).removeprefix('torch.')}"

@@ -9,6 +9,7 @@ from torch import Tensor
 from piper.capture import torch_private
 from piper.capture.trace.arguments.call_arguments import flatten
 from piper.errors import CaptureError
+from piper.names import with_article
 
 Output = tuple[list[Any], Any]  # leaves, with (shape, dtype) for tensors, and their tree
 KEPT = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
@@ -19,7 +20,7 @@ def joined(output: Any, _: Any) -> Tensor:
     leaves, _ = flatten(output)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors:
-        what = f"the model returns a {type(output).__name__} without tensors"
+        what = f"the model returns {with_article(type(output).__name__)} without tensors"
         raise CaptureError.of("predict", what, "return a tensor, or a structure of tensors")
     if not all(isinstance(size, int) for tensor in tensors for size in tensor.shape):
         what = "the model returns a tensor whose size depends on data, as `x[mask]` does"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from piper.names import with_article
 from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.format.safetensors_format import bytes_of, tensor_of
 from piper.runtime.checkpoint.format.strict_values import count
@@ -40,7 +41,7 @@ def encoded(value: Any, where: str) -> Any:
         return {"array": [encoded(value.item() if not value.shape else value.tolist(), where),
                           str(value.dtype), list(value.shape)]}  # fmt: skip
     raise refused(
-        f"{where} contains a {type(value).__name__}, which cannot be saved safely",
+        f"{where} contains {with_article(type(value).__name__)}, which cannot be saved safely",
         "keep only numbers, texts, bytes, tensors, and lists, tuples and dicts of them",
     )
 
