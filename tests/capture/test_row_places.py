@@ -223,6 +223,7 @@ def test_the_line_is_found(name: str) -> None:
     assert found is not None and "test_row_places.py" in found
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", OWN)
 def test_what_each_row_finds_for_itself_is_none(name: str) -> None:
     assert line_of(OWN[name]) is None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -76,6 +77,7 @@ FORMS: dict[str, Callable[[Net, Any], Any]] = {
 }
 
 
+@one_of(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_types_decide_as_without_piper(name: str) -> None:
     model = Net(FORMS[name])

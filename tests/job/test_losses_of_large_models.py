@@ -116,6 +116,7 @@ def test_what_labels_of_other_batches_show_is_refused_or_warned_of(
         assert "one microbatch and one replica" in caplog.text
 
 
+@one_of(2)
 @pytest.mark.parametrize("labels", BATCHES.values(), ids=BATCHES)
 def test_a_mean_that_nothing_proves_is_one_for_all_labels(labels: list[int]) -> None:
     """It is accepted. A loop over rows calls more for more rows, so it gets a warning."""
@@ -159,6 +160,7 @@ STRAIGHT: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@one_of(3)
 @pytest.mark.parametrize("bent", BENT.values(), ids=BENT)
 @pytest.mark.parametrize("use", every(2, MEANS.values(), MEANS))
 def test_a_loss_that_bends_a_mean_of_the_model_is_refused_or_warned_of(
@@ -177,6 +179,7 @@ def test_a_loss_that_bends_a_mean_of_the_model_is_refused_or_warned_of(
         assert "accumulates gradients" in caplog.text
 
 
+@one_of(3)
 @pytest.mark.parametrize("straight", STRAIGHT.values(), ids=STRAIGHT)
 @pytest.mark.parametrize("name", ["mean", "mean of one", "means of squares", "mean of all"])
 def test_means_that_are_only_added_are_fine(
@@ -225,6 +228,7 @@ NOT_PROVED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@one_of(3)
 @pytest.mark.parametrize("loss", NOT_PROVED.values(), ids=NOT_PROVED)
 @pytest.mark.parametrize("said", ["mean", "sum"])
 def test_what_only_the_user_says_of_a_loss_is_refused_or_warned_of(
@@ -284,6 +288,7 @@ def test_a_loss_of_its_own_that_counts_rows_is_refused_or_warned_of(
         assert "one microbatch and one replica" in caplog.text
 
 
+@one_of(2)
 @pytest.mark.parametrize("loss", WITHOUT.values(), ids=WITHOUT)
 def test_a_loss_of_its_own_that_is_a_mean_needs_no_warning(
     loss: Callable[[Tensor, Tensor, Tensor], Tensor], caplog: pytest.LogCaptureFixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -198,6 +198,7 @@ class Tokens(nn.Module):
         return self.last(self.mix(hidden)).mT
 
 
+@one_of(2)
 @pytest.mark.parametrize("meets", [False, True])
 @pytest.mark.parametrize(("limit", "said"), [(4e3, "2 rows of 8 tokens"), (1e5, "2 rows")])
 def test_a_larger_model_is_tried_on_fewer_and_shorter_rows(

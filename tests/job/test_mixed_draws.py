@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -98,6 +98,7 @@ def warnings_of(mix: Mix, caplog: pytest.LogCaptureFixture) -> list[str]:
 BOTH = {f"{a}, {b}": (m, f) for a, m in MASKS.items() for b, f in MEETING.items()}
 
 
+@one_of(2)
 @pytest.mark.parametrize(("mask", "chosen"), every(21, BOTH.values(), BOTH))
 def test_rows_that_meet_in_a_drawn_mask_get_a_warning(
     mask: Mix, chosen: Chosen, caplog: pytest.LogCaptureFixture
@@ -107,6 +108,7 @@ def test_rows_that_meet_in_a_drawn_mask_get_a_warning(
     assert "rows of the batch meet at test_mixed_draws.py" in said
 
 
+@one_of(2)
 @pytest.mark.parametrize("mix", every(6, APART.values(), APART))
 def test_rows_with_draws_of_their_own_are_left_in_peace(
     mix: Mix, caplog: pytest.LogCaptureFixture

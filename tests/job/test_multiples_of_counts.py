@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -65,6 +66,7 @@ PARTS = {
 }
 
 
+@one_of(3)
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("loss", [smoothed, regularised, halved], ids=lambda one: one.__name__)
 def test_multiples_of_a_count_train_as_in_plain_pytorch(loss: Loss, parts: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 
@@ -51,6 +52,7 @@ def model() -> nn.Module:
     return nn.Linear(LENGTH, LENGTH).double()
 
 
+@one_of(5)
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("narrow", NARROW.values(), ids=NARROW)
 def test_they_are_exact_or_refused(

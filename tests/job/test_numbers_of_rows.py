@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 
 from piper import Place, Split, rehearse, where
@@ -80,6 +80,7 @@ FORMS = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize(("one", "count", "divided"), every(61, FORMS.values(), FORMS))
 def test_a_divisor_with_the_number_of_rows_is_right_or_refused(
     one: Made, count: Made, divided: Callable[..., Any]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from shared_capture import one_model
 from torch import Tensor, nn
 
@@ -149,6 +150,7 @@ class Half(nn.Module):
         return x.bfloat16().tanh().to(x.dtype)
 
 
+@one_of(3)
 @pytest.mark.parametrize("kind", OWN)
 @pytest.mark.parametrize("named", [False, True])
 def test_models_with_a_loss_of_their_own_agree(kind: str, named: bool) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional
 from trained_as_plain import assert_trains_as_plain
@@ -73,12 +74,14 @@ def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+@one_of(3)
 @pytest.mark.parametrize("name", COMPARED)
 def test_an_own_loss_that_compares_rows_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="cannot see how it reduces over rows"):
         rehearse(Own(COMPARED[name]), None, EACH, [batch()], optimizer=SGD)
 
 
+@one_of(4)
 @pytest.mark.parametrize("given", [{"reduction": "mean"}, {"loss_weight": lambda *_: 1}], ids=str)
 @pytest.mark.parametrize("name", COMPARED)
 def test_it_is_warned_of_where_the_user_insists(
@@ -106,6 +109,7 @@ def test_a_number_beside_other_outputs_is_warned_of(
     assert "one microbatch and one replica" in caplog.text
 
 
+@one_of(3)
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_means_and_sums_of_each_row_are_seen(name: str) -> None:
     assert_trains_as_plain(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -91,6 +91,7 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+@one_of(4)
 @pytest.mark.parametrize("parts", ["2", "4", "8"])
 @pytest.mark.parametrize("case", every(3, [(case,) for case in BENT.values()], BENT))
 def test_what_bends_a_mean_or_a_count_is_refused(case: Case, parts: str) -> None:
@@ -100,6 +101,7 @@ def test_what_bends_a_mean_or_a_count_is_refused(case: Case, parts: str) -> None
         rehearse(Net(make), loss, PARTS[parts], [batch(0)], optimizer=SGD)
 
 
+@one_of(4)
 @pytest.mark.parametrize("parts", ["2", "8", "replicas"])
 @pytest.mark.parametrize("case", every(3, [(case,) for case in MEANS.values()], MEANS))
 def test_means_train_as_in_plain_pytorch_without_a_warning(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -95,6 +96,7 @@ NOT_LINEAR: dict[str, Back] = {
 }
 
 
+@one_of(3)
 @pytest.mark.parametrize("parts", [2, 5])
 @pytest.mark.parametrize("name", NOT_LINEAR)
 def test_a_backward_that_is_not_linear_is_as_in_plain_training(
@@ -185,6 +187,7 @@ class Weighted(nn.Module):
         return Multiplied.apply(h, self.weight, self.change)
 
 
+@one_of(3)
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("name", [*CHANGED, *LINEAR])
 def test_gradients_of_weights_must_stay_sums_over_rows(
