@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
-from inspect import Parameter, Signature
-from typing import Self
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Any, Self, TypeVar
 
 NUMBER = re.compile(r"\d+")
 FEWEST_ALIKE = 2  # other regions for which a problem is not said again
@@ -72,6 +73,15 @@ OTHER_WORDS = {  # what other systems call our options
     "adapter": ("adapters", "lora", "lora_config", "peft", "peft_config"),
     "model_class": ("architecture", "auto_class", "model_cls"),
     "dtype": ("torch_dtype", "weights_dtype", "param_dtype"),
+    "compute": ("param_dtype", "dtype", "compute_dtype", "autocast_dtype"),
+    "reduce": ("reduce_dtype", "grad_reduce_dtype"),
+    "output": ("output_dtype",),
+    "master": ("master_dtype", "master_weights"),
+    "init": ("init_scale", "initial_scale", "scale"),
+    "growth": ("growth_factor", "scale_factor"),
+    "backoff": ("backoff_factor",),
+    "interval": ("growth_interval", "scale_window", "loss_scale_window"),
+    "n": ("microbatches", "num_microbatches", "chunks", "parts", "micro_batches"),
     "precision": (
         "mixed_precision", "amp", "autocast", "dtype", "torch_dtype", "bf16", "fp16", "half",
     ),
@@ -87,7 +97,8 @@ OTHER_WORDS = {  # what other systems call our options
     "cp": ("context_parallel", "sequence_parallel"),
     "ep": ("expert_parallel", "expert_model_parallel_size"),
     "dp": ("data_parallel", "replicas", "replicate", "shard", "world_size", "num_gpus", "gpus"),
-    "zero": ("zero_optimization", "sharding_strategy", "fsdp", "reshard_after_forward"),
+    "stages": ("stage", "num_stages"),
+    "zero": ("zero_optimization", "sharding_strategy", "fsdp", "reshard_after_forward", "stage"),
 }  # fmt: skip
 AROUND = re.compile("^(num|n|use|with)_|_(size|degree|stage|level|parallel_(size|degree)|dim)$")
 
@@ -246,6 +257,23 @@ class CaptureError(Located):
 
 class InputError(Located):
     """An argument or a batch that does not fit."""
+
+
+T = TypeVar("T")
+
+
+def saying_options(kind: type[T]) -> type[T]:
+    """A class whose wrong arguments are errors that say what to write."""
+    plain, call = kind.__init__, signature(kind)
+
+    @wraps(plain)
+    def checked(self: T, *args: Any, **given: Any) -> None:
+        if wrong := wrong_call(kind.__name__, call, args, given):
+            raise InputError(kind.__name__, wrong)
+        plain(self, *args, **given)
+
+    setattr(kind, "__init__", checked)  # noqa: B010
+    return kind
 
 
 class NoAttribute(InputError, AttributeError):

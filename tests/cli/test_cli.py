@@ -151,6 +151,16 @@ def test_schedule_of_a_file_names_the_command_that_draws_it(
     )
 
 
+@pytest.mark.parametrize("name", ["schedule.txt", "schedule"])
+@pytest.mark.parametrize("command", ["check", "simulate", "view"])
+def test_files_are_known_by_their_ending(command: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("0F0,0B0\n")
+
+    found = CliRunner().invoke(app, [command, str(tmp_path / name)])
+
+    assert "does not say what it is\n  fix: name a training script .py" in str(found.exception)
+
+
 @pytest.mark.parametrize("name", ["plan.json", "plan.csv"])
 @pytest.mark.parametrize("command", ["run", "simulate"])
 def test_a_strategy_in_place_of_a_script_is_refused(

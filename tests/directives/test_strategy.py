@@ -218,7 +218,7 @@ NO_LIST = 'strategy: the JSON is not a list\n  fix: write [{"op": "place", ...},
         ),
         (
             {"op": "replicate", "filter": {}, "devices": [0, 0]},
-            "replicate (directive 1): devices [0, 0] is not a list of devices\n"
+            "replicate (directive 1): devices [0, 0] has a device twice\n"
             "  fix: list each device once, such as [0, 2]",
         ),
         (
@@ -343,10 +343,10 @@ ONE_LIST = 'write one list: Order([where(PP=0, MB=0, PASS="F"), ...])'
             where(),
             "where() is not a list of slots\n  fix: " + ONE_LIST,
         ),
-        ([["x"]], "['x'] is not a slot\n  fix: write a filter or a list of filters: [where(PP=0)]"),
-        (["x"], "'x' is not a slot\n  fix: write a filter or a list of filters: [where(PP=0)]"),
+        ([[1]], "[1] is not a slot\n  fix: write a filter or a list of filters: [where(PP=0)]"),
+        ([1], "1 is not a slot\n  fix: write a filter or a list of filters: [where(PP=0)]"),
     ],
-    ids=["a filter", "a text in a slot", "a text"],
+    ids=["a filter", "a number in a slot", "a number"],
 )
 def test_an_order_of_something_else_is_refused(slots: object, message: str) -> None:
     with pytest.raises(Refused) as refused:

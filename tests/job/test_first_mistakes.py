@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 from collections.abc import Callable
@@ -223,3 +224,63 @@ def test_a_loss_is_a_float() -> None:
     assert isinstance(loss, float) and f"{loss:.3f} {loss}" == f"{float(loss):.3f} {float(loss)!r}"
     assert json.loads(json.dumps(loss)) == pickle.loads(pickle.dumps(loss)) == float(loss)
     assert torch.tensor([loss]).dtype == torch.float32 and type(loss + 1) is float
+
+
+def numbers(model: nn.Module) -> None:
+    with Trainer(model, LOSS, None, example=(X, X), device="cpu") as trainer:
+        sum([trainer.step(X, X)])  # type: ignore[list-item]
+
+
+CALLS: dict[str, tuple[Callable[[], object], str]] = {
+    "launch with a name": (lambda: piper.launch(linear, n=2), "piper.launch(fn, 2)"),  # type: ignore
+    "launch as torchrun": (
+        lambda: piper.launch(linear, nproc_per_node=2),  # type: ignore[call-arg]
+        "piper.launch(fn, 2)",
+    ),
+    "types of FSDP2": (
+        lambda: piper.Precision(param_dtype="bfloat16"),
+        "compute=...",  # type: ignore[call-arg]
+    ),
+    "sums of FSDP2": (
+        lambda: piper.Precision(reduce_dtype="float32"),
+        "reduce=...",  # type: ignore[call-arg]
+    ),
+    "a scale of GradScaler": (
+        lambda: piper.LossScale(init_scale=2.0),
+        "init=...",  # type: ignore[call-arg]
+    ),
+    "a positional type": (lambda: piper.Precision("bf16"), "Precision(compute="),  # type: ignore
+    "microbatches of a Split": (lambda: Split("MB", microbatches=2), "n=..."),  # type: ignore
+    "a stage of DeepSpeed": (
+        lambda: piper.Replicate(where(), [0, 1], stage=3),
+        "zero=...",  # type: ignore[call-arg]
+    ),
+    "a file of a schedule": (lambda: from_csv(io.StringIO("0F0,0B0")), "open(path).read()"),  # type: ignore
+    "a device twice": (lambda: piper.Replicate(where(), [0, 0]), "list each device once"),
+    "a step as a number": (lambda: numbers(linear()), "write .loss"),
+    "a schedule without its numbers": (
+        lambda: trained(linear(), LOSS, None, lr_scheduler=warmup),
+        "write lr_scheduler=partial(warmup, num_warmup_steps=...)",
+    ),
+}
+
+
+def warmup(optimizer: Any, num_warmup_steps: int, last_epoch: int = -1) -> Any: ...
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_as_elsewhere_say_what_to_write(name: str) -> None:
+    call, fix = CALLS[name]
+
+    with pytest.raises(PiperError) as told:
+        call()
+    assert "fix: " in str(told.value) and fix in str(told.value).partition("fix: ")[2]
+
+
+@pytest.mark.parametrize("use", [float, lambda m: m + 1, lambda m: 1 - m, lambda m: f"{m:.3f}"])
+def test_a_step_is_no_number(use: Any) -> None:
+    with Trainer(linear(), LOSS, None, example=(X, X), device="cpu") as trainer:
+        metrics = trainer.step(X, X)
+        with pytest.raises(PiperError, match="fix: write .loss"):
+            use(metrics)
+        assert f"{metrics}" == str(metrics)

@@ -139,5 +139,7 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
         config_of(3)
     with pytest.raises(InputError, match="transformers has no model LamaForCausalLM"):
         model_class(config(), "LamaForCausalLM")
+    with pytest.raises(InputError, match='write model_class="LlamaForCausalLM"'):
+        model_class(config(), transformers.LlamaForCausalLM)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="ViTConfig does not say which model to build"):
         model_class(transformers.ViTConfig())

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from piper.errors import InputError
+from piper.errors import InputError, saying_options
 
 TYPES = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32,
@@ -28,6 +28,7 @@ FP8 = 'fp8=["layers.*.mlp", torch.nn.Linear]'
 REDUCE_IN = 'reduce_in={"layers.*.norm": "float32", torch.nn.Embedding: "bfloat16"}'
 
 
+@saying_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScale:
     """How the loss scale of float16 changes, in the words of `torch.amp.GradScaler`.
@@ -56,6 +57,7 @@ class LossScale:
             raise refused(f"interval={self.interval!r} of the loss scale", "write steps, 1 or more")
 
 
+@saying_options
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
     """The types of a training step. docs/precision.md explains each.

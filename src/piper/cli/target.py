@@ -22,10 +22,16 @@ if TYPE_CHECKING:
     from piper.job.inspection import Inspected
 
 STRATEGIES = (".json", ".csv")
+NAMES = "name a training script .py, a strategy .json, and a schedule .csv"
 
 
 def without_model(path: Path) -> StrategyError:
-    """What is said of a strategy or schedule in place of a script."""
+    """What is said of a strategy or schedule in place of a script, or of another file."""
+    if path.suffix not in STRATEGIES:
+        ending = f"ends in {path.suffix}" if path.suffix else "has no ending"
+        return StrategyError.of(
+            str(path), f"its name {ending}, which does not say what it is", NAMES
+        )
     fix = "give a .py script that makes a Trainer with this strategy" + (
         f": strategies.from_csv(open({path.name!r}).read())" if path.suffix == ".csv" else ""
     )

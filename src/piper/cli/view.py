@@ -40,9 +40,7 @@ WAYS = (
 )
 TARGETS = "a training script (.py), a recorded run (.json), a strategy (.json) or a schedule (.csv)"
 SHOWN = (".py", ".json", ".csv")
-
-
-Page = Annotated[Path | None, typer.Option(*OUTPUT, help="write the page to this file")]
+VIEWS = ("", ".html", ".htm", ".svg", ".png")
 
 
 def ending(suffix: str) -> Callable[[Path | None], Path | None]:
@@ -57,6 +55,20 @@ def ending(suffix: str) -> Callable[[Path | None], Path | None]:
     return checked
 
 
+def of_view(file: Path | None) -> Path | None:
+    if file is not None and file.suffix.lower() not in VIEWS:
+        fix = f"write {file.with_suffix('.html')}, .svg or .png"
+        raise typer.BadParameter(f"{file} would not be what it is called: {fix}")
+    return file
+
+
+Page = Annotated[
+    Path | None,
+    typer.Option(
+        *OUTPUT, callback=of_view,
+        help="write the page to this file, or a picture if it ends in .svg or .png",
+    ),
+]  # fmt: skip
 Svg = Annotated[
     Path | None,
     typer.Option(help="write a picture of the first step, and no page", callback=ending(".svg")),
@@ -96,6 +108,7 @@ def view(
 
     Example: piper view train.py --device h200 run.json
     """
+    output, svg, png = by_ending(output, svg, png)
     if png is not None:
         require_matplotlib(png)
     named = targets(target, context.args)
@@ -120,6 +133,19 @@ def view(
                 save_view(chrome, runs[0])
     for path in filter(None, (output, svg, png, chrome)):
         print(f"{path}: open it in a browser" if path.suffix == ".html" else path)
+
+
+def by_ending(
+    output: Path | None, svg: Path | None, png: Path | None
+) -> tuple[Path | None, Path | None, Path | None]:
+    """The page and the pictures: `-o` may name any of them."""
+    match output.suffix.lower() if output else "":
+        case ".svg":
+            return None, output, png
+        case ".png":
+            return None, svg, output
+        case _:
+            return output, svg, png
 
 
 def targets(first: Path, words: list[str]) -> list[tuple[Path, list[str]]]:

@@ -45,6 +45,10 @@ def replica_list(devices: object) -> Devices:
 
 def no_list(devices: object) -> Problem:
     shown = list(devices) if isinstance(devices, tuple) else devices
+    if isinstance(shown, list) and len(set(map(repr, shown))) < len(shown):
+        return Problem(
+            f"devices {shown!r} has a device twice", "list each device once, such as [0, 2]"
+        )
     wrong = isinstance(shown, list) and not all(type(one) is int and one >= 0 for one in shown)
     each = "list devices by their numbers, 0 or more" if wrong else "list each device once"
     fix = f"write devices=[{shown}]" if type(shown) is int else f"{each}, such as [0, 2]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from piper.errors import InputError
@@ -11,10 +12,28 @@ from piper.launcher.function import call_in_processes
 from piper.launcher.given_arguments import refuse_unfit
 from piper.launcher.script_errors import own_frames
 
+NUMBERS = ("n", "nproc", "num_processes", "nprocs", "nproc_per_node", "world_size", "num_workers")
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
+def with_number(call: Callable[Given, Result]) -> Callable[Given, Result]:
+    """A number of processes that is given by name would be an argument of `fn`."""
+
+    @wraps(call)
+    def checked(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        if len(args) < 2:
+            name = next((f", and not by name ({one}=)" for one in kwargs if one in NUMBERS), "")
+            what = f"the number of processes comes second{name}"
+            raise InputError.of(
+                "launch", what, "write piper.launch(fn, 2), and arguments of fn after"
+            )
+        return call(*args, **kwargs)
+
+    return checked
+
+
+@with_number
 def launch(
     fn: Callable[Given, Result], n: int, /, *args: Given.args, **kwargs: Given.kwargs
 ) -> list[Result]:

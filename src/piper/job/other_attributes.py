@@ -110,6 +110,12 @@ FIXES = {
     "all_gather": MEANS,
     "is_local_main_process": "write trainer.rank == 0",
     "autocast": 'leave it out: write Trainer(precision="bf16")',
+    "to": "leave it out: write Trainer(device=...), and precision= for a type",
+    "cuda": "leave it out: Piper chooses the GPU, or write Trainer(device=...)",
+    "print": "write `if trainer.rank == 0: print(...)`",
+    "push_to_hub": "write trainer.export(folder), and upload the folder",
+    "gradient_accumulation_steps": "write microbatches=... in the strategy",
+    "accumulation_steps": "write microbatches=... in the strategy",
     "prepare": "leave it out: give the model to piper.Trainer, and each process its own batches",
 }
 

@@ -42,6 +42,10 @@ def model_class(config: Any, name: str | None = None) -> type[nn.Module]:
     """The class that the configuration names, or a causal language model."""
     transformers = library()
     named = name or next(iter(config.architectures or ()), None)
+    if named is not None and not isinstance(named, str):
+        shown = getattr(named, "__name__", "LlamaForCausalLM")
+        what = f"model_class={named!r} is not the name of a class"
+        raise _refused(what, f'write model_class="{shown}"')
     if named is not None:
         found = getattr(transformers, named, None)
         if found is None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from piper.errors import NoAttribute
-from piper.runtime.plain_number import NO_BACKWARD, PlainNumber
+from piper.runtime.plain_number import NO_BACKWARD, NoNumber, PlainNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ OTHERS = {  # what other systems return from a step, and what to write here
 }  # fmt: skip
 
 
-class Metrics:
+class Metrics(NoNumber):
     """The metrics of a step. `for name, value in metrics` and `asdict()` leave out the unknown.
 
     Reading a metric waits for its step to finish. If you do not read it, the next step starts

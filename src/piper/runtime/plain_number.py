@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from piper.errors import NoAttribute
+from piper.errors import InputError, NoAttribute
 
 NO_BACKWARD = "leave it out: a step of the Trainer includes the backward and the optimizer's step"
 METHODS = frozenset({
@@ -12,6 +12,21 @@ METHODS = frozenset({
     "tolist",
 })  # fmt: skip
 ATTRIBUTES = frozenset({"data", "requires_grad", "grad", "grad_fn", "device", "dtype", "shape"})
+
+
+class NoNumber:
+    """What a step returns, where people expect its loss."""
+
+    def __float__(self) -> float:
+        raise InputError.of("metrics", "a step returns several numbers", "write .loss")
+
+    def __add__(self, other: object) -> float:
+        return float(self)
+
+    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __add__
+
+    def __format__(self, form: str) -> str:
+        return format(float(self), form) if form else str(self)
 
 
 class PlainNumber(float):

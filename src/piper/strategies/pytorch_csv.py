@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from piper.errors import Problem, StrategyError
-from piper.names import BI, BW, B, F, Phase
+from piper.names import BI, BW, B, F, Phase, with_article
 from piper.strategies.schedules.table import Action, Slot, Table
 
 LETTERS = {F: "F", B: "B", BI: "I", BW: "W"}  # one letter per pass, as PyTorch writes it
@@ -59,6 +59,9 @@ def action_text(action: Action) -> str:
 
 def parse_csv(text: str) -> Table:
     """The table in a text, not yet checked: that is for `check`."""
+    if not isinstance(text, str):
+        problem = Problem(f"it is {with_article(type(text).__name__)}", "give open(path).read()")
+        raise StrategyError("schedule text", problem)
     rows = read_cells(text)
     slots = [[parse_slot(text.strip()) for text in cells] for cells in rows]
     problems = list(not_a_table(rows, slots)) or list(islice(unreadable(rows, slots), SHOWN))

@@ -15,7 +15,7 @@ from piper.launcher.script_errors import PIPER
 
 LOG = logging.getLogger("piper")
 SHOWN = (
-    "%s prints: before the first step, Piper runs the forward and the loss some times on values "
+    "%s prints: before the first step, Piper runs the forward and the loss a few times on values "
     "and numbers of rows that it makes up, and shows only the first of these lines; captured steps "
     "print nothing. For values in training, print what trainer.step or trainer.predict returns"
 )

@@ -351,8 +351,8 @@ def refuse_weightless(everyone: float) -> None:
     if everyone <= 0:
         raise InputError.of(
             "batch",
-            "all microbatches of all replicas have weight 0",
-            "leave such a batch out, or make loss_weight return more than 0",
+            "all microbatches of all replicas have weight 0: no label counts, or loss_weight is 0",
+            "leave such a batch out",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ SCHEDULED = (
     "lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "max_momentum", "base_momentum",
     "weight_decay",
 )  # fmt: skip
+VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 STEP = Who("lr_scheduler", "its step", StrategyError)
 
 
@@ -81,6 +83,24 @@ def chose_none(error: Exception, named: Named) -> StrategyError | None:
     )
 
 
+def with_arguments(make: Any) -> str:
+    """How to give a function of the user's what it needs beside an optimizer. Empty: it is none.
+
+    >>> def warmup(optimizer, num_warmup_steps, last_epoch=-1): ...
+    >>> with_arguments(warmup)
+    'write lr_scheduler=partial(warmup, num_warmup_steps=...)'
+    """
+    try:
+        _, *others = signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    needed = [one.name for one in others if one.default is one.empty and one.kind not in VARIADIC]
+    name = getattr(make, "__name__", "")
+    if not needed or not name.isidentifier():
+        return ""
+    return f"write lr_scheduler=partial({name}, {', '.join(f'{one}=...' for one in needed)})"
+
+
 def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRScheduler:
     """The user's scheduler of one of the optimizers. It steps whenever its optimizer does."""
     try:
@@ -89,7 +109,7 @@ def make_scheduler(make: MakeScheduler, optimizer: torch.optim.Optimizer) -> LRS
         raise StrategyError.of(
             "lr_scheduler",
             f"it cannot be called with an optimizer: {error}",
-            f"{SCHEDULER}; {OF_STEPS}",
+            with_arguments(make) or f"{SCHEDULER}; {OF_STEPS}",
         ) from error
     if isinstance(scheduler, int | float):
         what = f"it made the number {scheduler}, and no scheduler of an optimizer"
