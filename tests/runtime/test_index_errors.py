@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -32,3 +33,58 @@ def test_an_index_out_of_range_is_explained(position: int, parts: int, first: in
     text = str(found.value)
     assert "IndexError" in text and "fix: token ids and labels count from 0" in text
     assert f"tensor {position} of the batch has integers from {first} to 12 here" in text
+
+
+Pick = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def wide(rows: torch.Tensor) -> torch.Tensor:
+    return rows[:, None].expand(-1, 4)
+
+
+PICKS: dict[str, Pick] = {
+    "index": lambda x, rows: x[rows],
+    "select": lambda x, rows: x.index_select(0, rows),
+    "gather": lambda x, rows: x.gather(0, wide(rows)),
+    "scatter": lambda x, rows: torch.zeros_like(x).scatter(0, wide(rows), x),
+    "scatter_add": lambda x, rows: torch.zeros_like(x).scatter_add(0, wide(rows), x),
+    "index_add": lambda x, rows: torch.zeros_like(x).index_add(0, rows, x),
+    "index_copy": lambda x, rows: torch.zeros_like(x).index_copy(0, rows, x),
+}
+
+
+class Picking(nn.Module):
+    def __init__(self, pick: Pick) -> None:
+        super().__init__()
+        self.layer, self.pick = nn.Linear(4, 4), pick
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.pick(x, rows)
+
+
+@pytest.mark.parametrize("name", PICKS)
+def test_rows_that_another_microbatch_has_are_explained(name: str) -> None:
+    """Those of the first batch were in it."""
+    x, zeros = torch.randn(6, 4), torch.zeros(6, dtype=torch.int64)
+    gpipe = strategies.gpipe(pp=1, microbatches=2)
+    model = Picking(PICKS[name])
+    with (
+        piper.Trainer(model, nn.functional.mse_loss, gpipe, example=(x, zeros, x)) as trainer,
+        pytest.raises(piper.errors.PiperError, match="fix: ") as found,
+    ):
+        trainer.step(x, zeros, x)
+        trainer.step(x, torch.arange(6), x)
+    assert "microbatch" in str(found.value)
+
+
+@pytest.mark.parametrize("first", [torch.int32, torch.int64], ids=str)
+def test_labels_of_another_type_are_explained(first: torch.dtype) -> None:
+    x, y = torch.randn(6, 4), torch.randint(4, (6,))
+    loss = nn.functional.cross_entropy
+    with (
+        piper.Trainer(nn.Linear(4, 4), loss, example=(x, y.to(first)), device="cpu") as trainer,
+        pytest.raises(
+            RunError, match=r"tensor 1 is torch.int32 here\n  fix: give class labels as int64"
+        ),
+    ):
+        trainer.step(x, y.int())

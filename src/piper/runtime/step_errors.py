@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,12 @@ from piper.runtime.torch_private import pytree
 
 TOO_LARGE = (
     "token ids and labels count from 0, and must be less than the rows of the embedding, or the "
-    "classes of the loss: is the tokenizer that of the model? ignored labels are -100"
+    "classes of the loss: is the tokenizer that of the model? ignored labels are -100. Numbers of "
+    "rows of the whole batch are beyond those of a microbatch or replica: use one of each"
 )
+OTHER_TYPE = "give class labels as int64 (y.long()), and other tensors in the types of the example"
+BEYOND = re.compile(r"out of (bounds|range)")
+TYPED = re.compile(r"expected .*(dtype|scalar type)|should have the same dtype", re.IGNORECASE)
 LARGEST = 3  # buffers that are named
 
 
@@ -30,20 +35,36 @@ def step_error(plan: Plan, position: int, error: Exception, held: Mapping[str, A
     if is_out_of_memory(error):
         states = {state.value for state in plan.states}
         reason = f"out of memory: {held_text(held, states)}\n  {reason}"
-    elif isinstance(error, IndexError) and (ranges := "; ".join(integers(plan, position, held))):
+    elif has_wrong_index(error) and (ranges := "; ".join(integers(plan, position, held))):
         reason += f"\n  {ranges}\n  fix: {TOO_LARGE}"
+    elif isinstance(error, RuntimeError) and TYPED.search(str(error)):
+        types = (f"tensor {k} is {one.dtype}" for k, one in given(plan, position, held))
+        reason += f"\n  of the batch, {', '.join(types)} here\n  fix: {OTHER_TYPE}"
     return RunError(plan.device, where, reason)
+
+
+def has_wrong_index(error: Exception) -> bool:
+    """Some functions of torch have an error of their own for it."""
+    own = isinstance(error, RuntimeError) and BEYOND.search(str(error))
+    return isinstance(error, IndexError) or bool(own)
 
 
 def integers(plan: Plan, position: int, held: Mapping[str, Any]) -> Iterator[str]:
     """What the integers of the batch are that a region reads: one of them may be too large."""
+    for index, tensor in given(plan, position, held):
+        if is_index(tensor):
+            low, high = tensor.min().item(), tensor.max().item()
+            yield f"tensor {index} of the batch has integers from {low} to {high} here"
+
+
+def given(plan: Plan, position: int, held: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
+    """The tensors of the batch that a region reads, by position."""
     run, loads = plan.instructions[position], plan.instructions
     read = set(run.reads) if isinstance(run, Run) else set()
     for load in (one for one in loads if isinstance(one, Load) and one.role == "batch"):
         tensor = held.get(load.value) if load.value in read else None
-        if isinstance(tensor, torch.Tensor) and is_index(tensor):
-            low, high = tensor.min().item(), tensor.max().item()
-            yield f"tensor {load.index} of the batch has integers from {low} to {high} here"
+        if isinstance(tensor, torch.Tensor):
+            yield load.index, tensor
 
 
 def is_index(tensor: torch.Tensor) -> bool:
