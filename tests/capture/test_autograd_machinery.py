@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -168,6 +169,7 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
 BATCHES = [batch(seed) for seed in range(3)]
 
 
+@one_of(3)
 @pytest.mark.parametrize(("message", "change"), REFUSED.values(), ids=REFUSED)
 def test_what_a_captured_step_would_not_repeat_is_refused(message: str, change: Change) -> None:
     with pytest.raises(CaptureError, match=message) as raised:
@@ -176,6 +178,7 @@ def test_what_a_captured_step_would_not_repeat_is_refused(message: str, change: 
     assert "test_autograd_machinery.py" in str(raised.value)
 
 
+@one_of(2)
 @pytest.mark.parametrize("change", SAME.values(), ids=SAME)
 def test_the_rest_is_as_in_eager_training(change: Change) -> None:
     model = Net(change)

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -147,6 +148,7 @@ def with_parts(layer: nn.Linear, x: Tensor) -> Tensor:
         return layer(x.T)
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     "forward",
     [of_modules, of_missing_keys, told_again, with_parts],

@@ -47,7 +47,7 @@ class Net(nn.Module):
         return self.last(found).transpose(1, 2)
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize(("name", "decoder"), levels_of(MASKS, [False, True]))
 def test_masks_without_a_hint_train_as_without_piper(name: str, decoder: bool) -> None:
     model = Net(MASKS[name], decoder)

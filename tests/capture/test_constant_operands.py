@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -59,6 +59,7 @@ FORMS = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize(("function", "own"), every(9, FORMS.values(), FORMS))
 def test_constants_are_operands_as_in_plain_training(
     function: Callable[[Tensor, Tensor], Tensor], own: bool

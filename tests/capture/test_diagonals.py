@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 
@@ -67,6 +68,7 @@ def data(seed: int) -> tuple[Tensor]:
 CASES = [*((one, 1) for one in WHOLE.values()), *((one, 2) for one in APART.values())]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("loss", "parts"), CASES, ids=[*WHOLE, *APART])
 def test_models_that_fill_diagonals_train_as_in_plain_pytorch(loss: Fill, parts: int) -> None:
     model, batches = Model(loss), [data(seed) for seed in range(3)]

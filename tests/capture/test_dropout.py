@@ -135,7 +135,7 @@ class Writing(Net):
         return self.write(self.drop(x, 0.5))
 
 
-@one_of(3)
+@one_of(6)
 @pytest.mark.parametrize("write", WRITES)
 def test_the_result_of_a_dropout_may_be_written_to(write: str) -> None:
     batch = torch.randn(4, 8), torch.randn(4, 8)

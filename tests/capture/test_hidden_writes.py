@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -250,12 +250,14 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
 BATCHES = [batch(seed) for seed in range(3)]
 
 
+@one_of(3)
 @pytest.mark.parametrize("change", every(4, HIDDEN.values(), HIDDEN))
 def test_a_write_that_autograd_does_not_see_is_refused(change: Change) -> None:
     with pytest.raises(CaptureError, match="writes in place to a tensor that has a gradient"):
         rehearse(Net(change), F.mse_loss, None, BATCHES[:1], optimizer=SGD)
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     "change",
     [*every(3, SEEN.values(), SEEN), *every(4, SEEN_COPIES.values(), SEEN_COPIES)],

@@ -52,6 +52,7 @@ def test_llama(attention: str) -> None:
     assert_parity(captured, model, next_token, batch, exact=attention == "eager")
 
 
+@pytest.mark.soak
 def test_gpt2_with_tied_weights() -> None:
     config = transformers.GPT2Config(
         vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=16, attn_pdrop=0.0,

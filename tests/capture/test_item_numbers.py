@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import drawn, draws, every
+from draws import drawn, draws, every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -124,6 +124,7 @@ REFUSED: dict[str, tuple[Use, str]] = {
 }
 
 
+@one_of(3)
 @pytest.mark.parametrize("in_loss", [False, True], ids=["forward", "loss"])
 @pytest.mark.parametrize(("use", "text"), every(3, REFUSED.values(), REFUSED))
 def test_what_needs_values_is_refused_with_its_line(use: Use, text: str, in_loss: bool) -> None:

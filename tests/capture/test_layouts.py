@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
@@ -65,6 +65,7 @@ def data() -> list[tuple[Tensor, Tensor]]:
     return [(rand(), rand()) for _ in range(3)]
 
 
+@one_of(2)
 @pytest.mark.parametrize("schedule", every(2, ["zb-h1", "1f1b"]))
 @pytest.mark.parametrize(("before", "after"), every(2, LAYERS.values(), LAYERS))
 def test_regions_train_as_the_whole_model_does(before: Layer, after: Layer, schedule: str) -> None:

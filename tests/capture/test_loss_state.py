@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 
 import piper
@@ -85,6 +86,7 @@ def net() -> nn.Module:
 STRATEGY = [piper.Place(where(), [0]), Split("MB", 2)]
 
 
+@one_of(2)
 @pytest.mark.parametrize("make", [Centred, InPlace, Inside], ids=lambda make: make.__name__)
 def test_buffers_of_a_loss_are_carried(make: type[nn.Module]) -> None:
     loss, expected = make(), plainly(net(), make(), 4)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from draws import one_of
 from memory_meter import Meter
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -35,6 +36,7 @@ def given(words: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x.to(dtype), labels
 
 
+@one_of(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("words", WORDS)
 def test_the_bits_of_torch(words: int, dtype: torch.dtype) -> None:

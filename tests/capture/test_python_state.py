@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from draws import one_of
 from kept_state import PLACES, Net, Place, X
 from torch import Tensor, fx, nn
 
@@ -87,6 +88,7 @@ def id_of(value: Any) -> str:
     return value if isinstance(value, str) else value.__name__
 
 
+@one_of(2)
 @pytest.mark.parametrize(("place", "name"), list(dict.fromkeys(few())), ids=id_of)
 def test_what_the_next_step_would_read_is_refused(place: Place, name: str) -> None:
     message = refused(keeping(place, KINDS[name]))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every, levels_of
+from draws import every, levels_of, one_of
 from small_training import TWO
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -156,6 +156,7 @@ def noisy(draw: Function, x: Tensor) -> Tensor:
     return found
 
 
+@one_of(2)
 @pytest.mark.parametrize("kind", every(3, SELECTED))
 def test_numbers_like_rows_that_a_mask_selects(kind: str) -> None:
     drawn = Net(partial(noisy, SELECTED[kind]))
@@ -277,6 +278,7 @@ NORMAL: dict[str, Function] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "power"), levels_of(NORMAL, [2, 1]))
 def test_normal_numbers_have_their_mean_and_deviation(name: str, power: int) -> None:
     batch = torch.zeros(2000, 10), torch.zeros(2000, 10)

@@ -458,7 +458,7 @@ def meet(mix: Callable[[Tensor, int], Tensor], d: int) -> bool:
     return halves or differs(other, [0, 1, 3], [0, 1, 3])
 
 
-@one_of(6)
+@one_of(24)
 @pytest.mark.parametrize("d", [0, 1])
 @pytest.mark.parametrize("name", ALONG)
 def test_rows_are_seen_to_meet_where_they_do(name: str, d: int) -> None:
@@ -552,6 +552,7 @@ def seen(model: nn.Module) -> bool:
     return RowPlaces().first(own, every, RowCounts(*counts)) is not None
 
 
+@one_of(3)
 @pytest.mark.parametrize("use", COUNTS.values(), ids=COUNTS)
 def test_the_number_of_rows_is_seen_where_rows_use_it(use: Callable[..., Tensor]) -> None:
     assert seen(Scaled(use))

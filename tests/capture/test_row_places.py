@@ -215,7 +215,7 @@ def line_of(form: Form) -> str | None:
     return found and found.line
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize("name", PLACES)
 def test_the_line_is_found(name: str) -> None:
     found = line_of(PLACES[name])
@@ -223,7 +223,7 @@ def test_the_line_is_found(name: str) -> None:
     assert found is not None and "test_row_places.py" in found
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize("name", OWN)
 def test_what_each_row_finds_for_itself_is_none(name: str) -> None:
     assert line_of(OWN[name]) is None
@@ -338,7 +338,7 @@ ALONE: dict[str, Mix] = {
 }
 
 
-@one_of(6)
+@one_of(30)
 @pytest.mark.parametrize("rows", [6, 12])
 @pytest.mark.parametrize("name", MEETING)
 def test_rows_that_meet_are_seen_in_models_that_cannot_be_tried(
@@ -353,7 +353,7 @@ def test_rows_that_meet_are_seen_in_models_that_cannot_be_tried(
     assert "test_row_places.py" in caplog.text
 
 
-@one_of(3)
+@one_of(6)
 @pytest.mark.parametrize("name", ALONE)
 def test_rows_that_do_not_meet_need_no_warning(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

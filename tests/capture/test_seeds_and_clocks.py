@@ -16,7 +16,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn, random
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -174,6 +174,7 @@ CLOCKS: dict[str, Mix] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("mix", every(2, CLOCKS.values(), CLOCKS))
 def test_a_clock_that_a_forward_computes_with_is_refused(mix: Mix) -> None:
     with pytest.raises(CaptureError, match=r"test_seeds_and_clocks.py:\d+: the forward computes w"):

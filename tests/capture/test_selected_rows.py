@@ -64,7 +64,7 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(-2, CLASSES, (8,), generator=draw)
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize("loss", every(4, LOSSES.values(), LOSSES))
 def test_losses_of_selected_rows_are_those_of_torch(loss: Loss) -> None:
     batches, model = [batch(1), batch(2)], Selecting(loss)
@@ -108,6 +108,7 @@ class Stages(Selecting):
             return self.loss(self.head(hidden), y[kept])
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("parts", every(2, [2, 1]))
 def test_selected_rows_go_from_stage_to_stage(parts: int) -> None:
     stages = [Place(where(PP=0), [0]), Place(where(PP=1), [0]), Split("MB", parts)]

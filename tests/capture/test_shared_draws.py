@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from draws import draws, levels_of
+from draws import draws, levels_of, one_of
 from small_training import TWO
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -69,6 +69,7 @@ def assert_independent_of_strategy(*noises: Noise) -> None:
             torch.testing.assert_close(tensor, alone.parameters[name], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.soak
 def test_every_strategy_draws_numbers_without_rows_once() -> None:
     assert_independent_of_strategy(*list(BOTH.values())[:: draws(3, 1)])
 
@@ -89,6 +90,7 @@ EACH: dict[str, Noise] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "parts"), levels_of(EACH, [2, ROWS], nth=2))
 def test_numbers_that_a_loop_draws_for_each_row_differ_in_all_microbatches(
     name: str, parts: int

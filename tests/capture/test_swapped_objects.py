@@ -133,14 +133,14 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [tuple(torch.randn(2, 4, 3, generator=generator).unbind()) for _ in range(3)]
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize("change", SWAPS, ids=lambda change: change.__name__)
 def test_what_a_forward_exchanges_is_seen(change: Callable[[Any], None]) -> None:
     with pytest.raises(CaptureError):
         piper.rehearse(Model(change), mse_loss, None, batches())
 
 
-@one_of(4)
+@one_of(8)
 @pytest.mark.parametrize("name", ITERATORS)
 def test_what_a_forward_takes_from_an_iterator_is_seen(name: str) -> None:
     def take(m: Any) -> float:
@@ -171,7 +171,7 @@ def read_array(m: Any) -> float:
     return float(m.kept.numpy()[0]) + float(numpy.asarray(m.kept).sum()) + 2.0
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize(
     "change", [back_and_forth, same_order, new_object, read_array], ids=lambda one: one.__name__
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -116,6 +116,7 @@ USED: dict[str, Use] = {
 }
 
 
+@one_of(3)
 @pytest.mark.parametrize("use", every(3, USED.values(), USED))
 def test_a_text_that_code_may_decide_by_is_refused_with_its_line(use: Use) -> None:
     with pytest.raises(CaptureError, match=r"test_texts.py:\d+: a text is made of the value"):

@@ -71,7 +71,7 @@ class Net(nn.Module):
         return torch.stack([self.consume(make(layer(x))) for layer, make in pairs], 1)
 
 
-@one_of(3)
+@one_of(12)
 @pytest.mark.parametrize(
     ("name", "loss"),
     [(name, list(LOSSES)[k % len(LOSSES)]) for k, name in enumerate(CONSUMERS)]
@@ -142,7 +142,7 @@ class Regions(nn.Module):
             return self.work(x, self.b, self.b_buffer)
 
 
-@one_of(4)
+@one_of(16)
 @pytest.mark.parametrize("pp", [1, 2])
 @pytest.mark.parametrize("moved", [False, True], ids=["contiguous", "transposed"])
 @pytest.mark.parametrize("name", MEMORY)
@@ -225,7 +225,7 @@ class Alone(nn.Module):
         return self.use(self.make(self.layer(x)))
 
 
-@one_of(4)
+@one_of(12)
 @pytest.mark.parametrize("use", [written, lambda x: x.view(len(x), -1)], ids=["written", "viewed"])
 @pytest.mark.parametrize("name", EAGER)
 def test_what_is_a_view_in_eager_training_is_one_here(name: str, use: Function) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -52,6 +53,7 @@ def trainer(model: nn.Module, **options: Any) -> piper.Trainer:
     return piper.Trainer(model, functional.mse_loss, example=(X, Y), device="cpu", **options)
 
 
+@one_of(2)
 @pytest.mark.parametrize("block", [nn.Linear(8, 8), nn.Conv1d(6, 6, 1)], ids=["product", "conv"])
 @pytest.mark.parametrize(
     ("kind", "buffers", "fix"),
@@ -78,6 +80,7 @@ def test_what_it_says_helps() -> None:
     made.close()
 
 
+@one_of(2)
 @pytest.mark.parametrize("training", [True, False])
 def test_a_batch_norm_of_two_types_is_refused(training: bool) -> None:
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(8, 8)).train(training)
@@ -139,6 +142,7 @@ class Used(nn.Module):
         return self.use(self.layer(x)).float().sum()
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", OF_ONE_TYPE)
 def test_operators_of_one_type_are_refused_before_the_first_step(name: str) -> None:
     x = torch.ones(4, 8, dtype=H)

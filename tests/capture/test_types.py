@@ -77,7 +77,7 @@ FORMS: dict[str, Callable[[Net, Any], Any]] = {
 }
 
 
-@one_of(4)
+@one_of(8)
 @pytest.mark.parametrize("name", FORMS)
 def test_types_decide_as_without_piper(name: str) -> None:
     model = Net(FORMS[name])

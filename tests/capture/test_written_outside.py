@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -103,6 +104,7 @@ def refused(model: nn.Module, what: str) -> None:
         rehearse(model, F.mse_loss, None, [(torch.randn(8, 6), torch.randn(8, 3))])
 
 
+@one_of(2)
 @pytest.mark.parametrize(("what", "count"), COUNTS.items(), ids=COUNTS)
 def test_a_forward_that_counts_outside_is_refused(what: str, count: Callable[[], int]) -> None:
     refused(Net(count), what)

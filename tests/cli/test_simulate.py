@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from draws import one_of
 from shared_capture import one_model
 from typer.testing import CliRunner
 
@@ -83,6 +84,7 @@ piper.Trainer(torch.nn.Linear(16, 16), loss, example=(x, x), optimizer=make, ema
 """
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("words", "state"),
     [(["plain"], 0), (["momentum"], 1), (["adam"], 2), (["adam", "ema"], 3), (["plain", "ema"], 1)],

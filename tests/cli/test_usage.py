@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from draws import one_of
 from typer.testing import CliRunner
 
 from piper.cli import app, main
@@ -49,6 +50,7 @@ WRONG = {
 }
 
 
+@one_of(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_typed_wrong_is_wrong_usage(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

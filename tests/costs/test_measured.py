@@ -137,6 +137,7 @@ SKETCHES = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.soak
 @drawn
 @settings(max_examples=draws(25, 100))
 @given(SKETCHES, st.data(), st.floats(0.01, 100.0), st.sampled_from([Costs(), GPU]))

@@ -58,6 +58,7 @@ def profiled(model: Model) -> Costs:
     return FAST_LINK.with_figures(figures_of(works_of(model), seconds, Mode.EAGER))
 
 
+@pytest.mark.soak
 def test_a_region_takes_as_much_longer_as_its_microbatch_is_larger(models) -> None:
     costs = profiled(models[4])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from divided import KINDS, divided_chain
-from draws import levels_of
+from draws import levels_of, one_of
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split, Strategy
 from piper.errors import DirectiveError
@@ -121,6 +121,7 @@ def test_one_group_adds_up_parts_of_gradients_without_being_asked() -> None:
 GROUPS = {"two": [[0, 1]], "pairs": PAIRS, "four": [[0, 1, 2, 3]]}
 
 
+@one_of(3)
 @pytest.mark.parametrize(("of", "zero"), levels_of(product(KINDS, GROUPS), [0, 1, 2, 3]))
 def test_loss_and_norm_count_everything_once(of: tuple[str, str], zero: int) -> None:
     kind, groups = of[0], GROUPS[of[1]]
@@ -218,6 +219,7 @@ def test_tokens_are_divided_once() -> None:
         compiled([Place(where(), [0, 1, 2, 3]), *again], divided_chain())
 
 
+@one_of(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("zero", [0, 3])
 def test_stages_send_between_equal_parts(kind: str, zero: int) -> None:
@@ -237,6 +239,7 @@ def test_stages_send_between_equal_parts(kind: str, zero: int) -> None:
     assert len(found.dag.replicas.feeds) == 2
 
 
+@one_of(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_orders_split_backwards_and_overlap(kind: str) -> None:
     halves = [

@@ -7,6 +7,7 @@ from itertools import combinations, islice, pairwise
 from random import Random
 
 import pytest
+from draws import one_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 from synthetic import chain
@@ -193,6 +194,7 @@ def test_its_memory_is_part_of_its_json_and_repr_where_it_is_given() -> None:
     assert repr(Stage("PP", 2)) == "Stage(name='PP', stages=2)"
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", BUILDERS)
 def test_one_model_goes_through_every_builder(name: str) -> None:
     model = layered("", *(f"L{k}" for k in range(9)), "")

@@ -4,6 +4,7 @@ from itertools import product
 from random import Random
 
 import pytest
+from draws import one_of
 
 from piper.ir.partition.knapsack import STATES, Option, best_options
 
@@ -30,6 +31,7 @@ def drawn(random: Random, heaviest: int) -> tuple[list[list[Option]], int]:
     return groups, random.randint(0, 1 + heaviest * len(groups))
 
 
+@one_of(3)
 @pytest.mark.parametrize("seed", range(200))
 def test_small_weights_give_the_best_choice(seed: int) -> None:
     groups, limit = drawn(Random(seed), 9)
@@ -44,6 +46,7 @@ def test_small_weights_give_the_best_choice(seed: int) -> None:
     assert found == pytest.approx(brute_force(groups, limit))
 
 
+@one_of(3)
 @pytest.mark.parametrize("seed", range(100))
 def test_large_weights_are_as_good_as_a_slightly_smaller_limit(seed: int) -> None:
     groups, limit = drawn(Random(seed), 10**9)

@@ -35,6 +35,7 @@ def carried(dag: Dag) -> dict[str, object]:
     return {**rest, "makers": makers, "sequence": dag.sequence}
 
 
+@one_of(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_print_parse_print_is_the_identity(seed: int) -> None:
     for sites, _ in stages(seed):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from draws import one_of
 from synthetic import chain, moe_chain
 
 from piper.directives import Place, Replicate, Split
@@ -36,6 +37,7 @@ def compiled(name: str, model: Model, options: dict[str, Any], by_role: bool) ->
     return compile_strategy(model, strategy.directives, by_role=by_role, clip=True)
 
 
+@one_of(3)
 @pytest.mark.parametrize(("name", "model", "options"), CASES)
 def test_a_role_has_the_plan_of_its_device(
     name: str, model: Model, options: dict[str, Any]
@@ -47,6 +49,7 @@ def test_a_role_has_the_plan_of_its_device(
     assert some.plan(all_of_them.plans[-1].device) == all_of_them.plans[-1]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "model", "options"), CASES)
 def test_all_devices_of_a_role_do_the_same(
     name: str, model: Model, options: dict[str, Any]

@@ -9,7 +9,7 @@ from itertools import chain
 from random import Random
 
 import pytest
-from draws import drawn, draws
+from draws import drawn, draws, one_of
 from ir.mutations import KINDS, Sites, changed
 from plan.expert_programs import random_experts
 from plan.programs import Program, random_program, random_replicates, with_offloads
@@ -97,12 +97,14 @@ def is_named(dag: Dag, what: str) -> bool:
     return any(value in what.removeprefix(node.id) for value in values)
 
 
+@one_of(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_directives_and_passes_make_fits(seed: int) -> None:
     for sites, checked in stages(seed):
         assert not problems(sites.dag, checked)
 
 
+@one_of(2)
 @drawn
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_mutation_is_found_and_named(kind: Callable[[Sites, Random], Dag | None]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from draws import one_of
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -215,6 +216,7 @@ FLAGS: list[tuple[Callable[[Net], Net], Callable[[Net], object], str]] = [
 ]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("prepare", "change", "named"), FLAGS)
 def test_parameters_that_are_frozen_or_trained_later_are_named(
     prepare: Callable[[Net], Net], change: Callable[[Net], object], named: str

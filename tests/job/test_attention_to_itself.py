@@ -45,7 +45,7 @@ class Net(nn.Module):
         return self.last(self.form(self.first(x)))
 
 
-@one_of(3)
+@one_of(6)
 @pytest.mark.parametrize("ways", ["tp", "cp"])
 @pytest.mark.parametrize("form", FORMS)
 def test_it_trains_as_plain_pytorch(form: str, ways: str) -> None:

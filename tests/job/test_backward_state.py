@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -344,6 +345,7 @@ REFUSED: dict[Any, str] = {
 }
 
 
+@one_of(3)
 @pytest.mark.parametrize("function", REFUSED)
 def test_what_a_step_would_not_repeat_is_refused(function: Any) -> None:
     with pytest.raises(CaptureError, match=REFUSED[function]):

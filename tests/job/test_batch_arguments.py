@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
@@ -86,6 +87,7 @@ OWN_LOSS: dict[str, Any] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("example", OWN_LOSS)
 def test_a_model_with_its_own_loss_gets_keywords(example: str) -> None:
     batches = [batch for _, batch in OWN_LOSS.values()]
@@ -119,6 +121,7 @@ INPUTS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("kind", "example"),
     [(kind, example) for kind in (BY_POSITION, BY_NAME, INPUTS) for example in kind],
@@ -159,6 +162,7 @@ NESTED: list[tuple[Any, Any]] = [
 ]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("kind", "batch"), NESTED)
 def test_a_model_may_take_any_structure_as_it_is(kind: Any, batch: Any) -> None:
     given = batch if isinstance(batch, tuple) else (batch,)

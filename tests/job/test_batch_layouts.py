@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -48,6 +49,7 @@ ASKED: dict[str, tuple[Ask, Callable[[Tensor], Tensor]]] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", ASKED)
 def test_another_layout_is_refused_if_somebody_asks(name: str) -> None:
     ask, change = ASKED[name]

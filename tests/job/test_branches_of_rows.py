@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch._higher_order_ops import scan, while_loop
 from torch.nn import functional as F
@@ -67,6 +67,7 @@ def trained(model: nn.Module) -> tuple[float, float]:
     return found.losses[0], F.mse_loss(model(x), y).item()
 
 
+@one_of(2)
 @pytest.mark.parametrize("use", every(2, MEETING.values(), MEETING))
 def test_what_all_rows_decide_is_warned_of(use: Use, caplog: pytest.LogCaptureFixture) -> None:
     trained(Net(use))
@@ -74,6 +75,7 @@ def test_what_all_rows_decide_is_warned_of(use: Use, caplog: pytest.LogCaptureFi
     assert "rows of the batch meet at test_branches_of_rows.py" in caplog.text
 
 
+@one_of(2)
 @pytest.mark.parametrize("use", every(2, APART.values(), APART))
 def test_what_each_row_decides_is_not(use: Use, caplog: pytest.LogCaptureFixture) -> None:
     found, wanted = trained(Net(use))

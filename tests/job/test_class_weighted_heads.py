@@ -51,7 +51,7 @@ def batches(kind: str) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-@one_of(3)
+@one_of(6)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("kind", ["all", "ignored"])
 @pytest.mark.parametrize("strategy", STRATEGIES)

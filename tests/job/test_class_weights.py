@@ -76,7 +76,7 @@ def data(seed: int) -> tuple[Tensor, Tensor]:
 WAYS = [(loss, one) for loss in LOSSES for one in STRATEGIES]
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize(("loss", "strategy"), every(5, WAYS))
 def test_models_with_class_weights_train_as_in_plain_pytorch(loss: str, strategy: str) -> None:
     make, batches = partial(Classifier, LOSSES[loss]), [data(seed) for seed in range(3)]

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -34,6 +35,7 @@ class Classifier(nn.Module):
                 return functional.cross_entropy(output.float(), labels) + output.float().mean()
 
 
+@one_of(2)
 @pytest.mark.parametrize("precision", ["bf16", None])
 @pytest.mark.parametrize("kind", ["its own", "its own, as [1]", "float32", "sum"])
 def test_a_loss_in_16_bits_is_named(

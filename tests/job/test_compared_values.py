@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from warned import warned
@@ -69,6 +69,7 @@ FORMS = {f"{a}, {b}": (m, f) for a, m in MASKS.items() for b, f in MEETING.items
 CLEAN = {f"{a}, {b}": (m, f) for a, m in MASKS.items() for b, f in APART.items()}
 
 
+@one_of(2)
 @pytest.mark.parametrize(("mask", "chosen"), every(9, FORMS.values(), FORMS))
 def test_rows_that_meet_beyond_a_constant_get_a_warning(
     mask: Mask, chosen: Chosen, caplog: pytest.LogCaptureFixture

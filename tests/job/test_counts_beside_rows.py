@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from trained_as_plain import assert_trains_as_plain
@@ -51,6 +52,7 @@ def batch(ignored: bool) -> tuple[Tensor, Tensor]:
     return x.double(), y
 
 
+@one_of(2)
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_count_beside_a_number_of_rows_is_right_or_refused(
@@ -70,6 +72,7 @@ def test_a_count_beside_a_number_of_rows_is_right_or_refused(
     assert found == pytest.approx([wanted], rel=1e-12)
 
 
+@one_of(2)
 @pytest.mark.parametrize("strategy", [gpipe(1, 3), gpipe(1, 2, dp=2, zero=2)], ids=["mb", "dp"])
 @pytest.mark.parametrize("name", [one for one in COUNTS if one not in REFUSED])
 def test_it_trains_as_in_plain_pytorch(name: str, strategy: Strategy) -> None:

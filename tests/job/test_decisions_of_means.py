@@ -130,13 +130,14 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_size, "MOST", 0.0)
 
 
-@one_of(5)
+@one_of(15)
 @pytest.mark.parametrize("name", DECISIONS)
 def test_decisions_by_a_mean_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="loss"):
         trained(DECISIONS[name])
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_sums_and_multiples_of_means_are_means(name: str) -> None:
     trained(SMOOTH[name])

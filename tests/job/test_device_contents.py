@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from draws import one_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -59,6 +60,7 @@ def trainer(model: nn.Module) -> piper.Trainer:
     )  # fmt: skip
 
 
+@one_of(3)
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("held", [False, True])
 def test_a_secret_write_is_an_error(write: str, held: bool) -> None:

@@ -55,7 +55,7 @@ def data(rows: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-@one_of(3)
+@one_of(6)
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_of_distant_rows_are_refused(name: str, parts: str) -> None:
@@ -64,7 +64,7 @@ def test_losses_of_distant_rows_are_refused(name: str, parts: str) -> None:
         rehearse(Net(lambda h, _: h), LOSSES[name], PARTS[parts], [given], optimizer=SGD)
 
 
-@one_of(5)
+@one_of(15)
 @pytest.mark.parametrize("parts", [2, 3, 6])
 @pytest.mark.parametrize("special", [None, math.nan, math.inf], ids=str)
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class Net(nn.Module):
         return self.form(self.layer(x))
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize("name", LOSSES)
 def test_they_train_as_in_plain_pytorch(name: str) -> None:
     form, loss_fn = LOSSES[name]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import nn
 from torch.nn import functional
 
@@ -41,6 +41,7 @@ def batches() -> list[tuple[torch.Tensor, ...]]:
     return [tuple(one) for one in made]
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(2, CASES))
 def test_they_train_as_the_whole_batch(name: str) -> None:
     plain = Net()

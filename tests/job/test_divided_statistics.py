@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
@@ -48,6 +48,7 @@ class Front(nn.Module):
             return x + found
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("what", "place"), every(5, product(["weights", "tokens"], ["before", "between", "behind"]))
 )

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -82,6 +82,7 @@ def model() -> nn.Module:
 WAYS = [(loss, one) for loss in LOSSES for one in STRATEGIES]
 
 
+@one_of(3)
 @pytest.mark.parametrize(("loss", "strategy"), every(4, WAYS))
 def test_they_train_as_on_one_device(loss: str, strategy: str) -> None:
     batches = [data(seed) for seed in range(3)]
@@ -94,6 +95,7 @@ def test_they_train_as_on_one_device(loss: str, strategy: str) -> None:
         torch.testing.assert_close(found.parameters[name], parameter, rtol=1e-9, atol=1e-12)
 
 
+@one_of(2)
 @pytest.mark.parametrize("loss", NO_MEANS)
 def test_what_is_no_mean_for_some_numbers_is_refused(loss: str) -> None:
     with pytest.raises(InputError, match="cannot see in its graph"):

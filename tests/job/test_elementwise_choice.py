@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import pytest
 import torch
-from draws import levels_of
+from draws import levels_of, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
@@ -128,6 +128,7 @@ def test_layers_of_the_last_stage_wait_for_those_behind_them() -> None:
     assert held(whole, 1) - held(lean, 1) == 2 * 2 * KEPT
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "zbv", "dualpipev"])
 def test_it_trains_as_plain_pytorch(name: str) -> None:
     """With whole and with split backwards, one stage or two on a device."""

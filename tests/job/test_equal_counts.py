@@ -81,7 +81,7 @@ def data(seed: int) -> tuple[Tensor, Tensor]:
 WAYS = [(term, one) for term in TERMS for one in STRATEGIES]
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize(("term", "strategy"), every(4, WAYS))
 def test_terms_with_one_count_train_as_in_plain_pytorch(term: str, strategy: str) -> None:
     make, batches = partial(Decoder, TERMS[term]), [data(seed) for seed in range(3)]
@@ -98,6 +98,7 @@ OTHERS: dict[str, Term] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("term", OTHERS)
 def test_terms_with_different_counts_have_no_common_weight(term: str) -> None:
     with pytest.raises(InputError, match="no single weight is right"):

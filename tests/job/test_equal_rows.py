@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every, levels_of
+from draws import every, levels_of, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -135,6 +135,7 @@ def run(change: Change, own: bool) -> tuple[Any, nn.Module]:
 CASES = [(name, own) for own in (False, True) for name in MEETING]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "own"), every(3, CASES))
 def test_rows_that_meet_are_seen(name: str, own: bool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "piper"):
@@ -146,6 +147,7 @@ def test_rows_that_meet_are_seen(name: str, own: bool, caplog: pytest.LogCapture
             assert "rows of the batch meet" in caplog.text
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "own"), levels_of(APART, [False, True]))
 def test_rows_apart_give_no_alarm(name: str, own: bool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "piper"):
@@ -175,6 +177,7 @@ SHOWN = {name: MEETING[name] for name in ("group mean", "ranked", "first only", 
 }
 
 
+@one_of(3)
 @pytest.mark.parametrize("name", [*SHOWN, *APART])
 def test_graphs_alone_show_it_where_a_model_is_too_large_for_a_trial(name: str) -> None:
     change = SHOWN.get(name) or APART[name]

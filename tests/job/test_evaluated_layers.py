@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from draws import one_of
 from evaluations import SGD, Threads, close
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -45,6 +46,7 @@ def devices(strategy: object) -> tuple[Threads, Batch]:
     return Threads(job, [batch]), batch
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", ONE_STAGE)
 def test_one_stage_has_all_layers(name: str) -> None:
     threads, batch = devices(ONE_STAGE[name])

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from evaluations import SGD, Blocks, Threads, block_loss, close, held_out
 from experts import WIDTH, Mixed
 from experts import loss as mixed_loss
@@ -121,6 +121,7 @@ STRATEGIES = {
 USUAL = ("interleaved, zero 3", "batch norm")
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", USUAL)
 def test_a_strategy_evaluates_what_it_has_trained(name: str) -> None:
     check(name)

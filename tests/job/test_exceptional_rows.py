@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from warned import warned
@@ -87,6 +87,7 @@ FORMS = {f"{a}, {b}": (m, f) for a, m in MEETING.items() for b, f in LASTS.items
 CLEAN = {f"{a}, {b}": (m, f) for a, m in APART.items() for b, f in LASTS.items()}
 
 
+@one_of(2)
 @pytest.mark.parametrize(("mix", "last"), every(13, FORMS.values(), FORMS))
 def test_exceptional_rows_that_meet_get_a_warning(
     mix: Mix, last: Mix, caplog: pytest.LogCaptureFixture

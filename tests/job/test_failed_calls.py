@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from draws import one_of
 from torch import Tensor, nn
 
 import piper
@@ -134,6 +135,7 @@ def test_a_loss_of_the_model_itself_is_the_models() -> None:
     assert "\n    the batch has x [8, 6] of float32, labels [8] of float32\n" in text
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("model", "loss_fn", "given", "fix"),
     [

@@ -26,7 +26,7 @@ class Meeting(nn.Module):
         return x / torch.stack([one.abs().max() for one in x]).max()
 
 
-@one_of(6)
+@one_of(24)
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), Meeting()], ids=["dropout", "meeting"])
 @pytest.mark.parametrize("error", [StopIteration(), ValueError("used up"), KeyError("more")])
 @pytest.mark.parametrize("runs", [1, 2, 3, 4, 6, 9])

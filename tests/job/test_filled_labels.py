@@ -83,7 +83,7 @@ def data(seed: int) -> tuple[Tensor, Tensor]:
 FORMS = {f"{name}, {own}": (name, own) for name in LOSSES for own in (True, False)}
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize(("name", "own"), every(3, FORMS.values(), FORMS))
 def test_losses_with_labels_of_their_own_train_as_plain_pytorch_does(name: str, own: bool) -> None:
     loss, batches = LOSSES[name], [data(1), data(2)]

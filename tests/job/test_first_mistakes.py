@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 
 import piper
@@ -131,6 +132,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@one_of(3)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_error_says_what_to_write(name: str) -> None:
     call, message = MISTAKES[name]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -60,6 +61,7 @@ def loss(output: Tensor, wanted: Tensor) -> Tensor:
     return F.mse_loss(output, wanted[:, : output.shape[1]])
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", FIXED)
 def test_models_for_one_number_of_rows_are_refused_in_words(name: str) -> None:
     with pytest.raises(InputError, match="with the 8 rows of the batch, but not with the 4 of a"):

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from job.test_stages import VOCAB, Layered, loss
 from shared_capture import one_model
 
@@ -55,6 +55,7 @@ def job_of() -> Callable[..., AbstractContextManager[tuple[Job, Batch]]]:
     return make
 
 
+@one_of(2)
 @pytest.mark.parametrize(("frozen", "name", "level"), every(91, CASES, map(str, CASES)))
 def test_frozen_stages_train_as_plain_pytorch(job_of, frozen: str, name: str, level: dict) -> None:
     with job_of(frozen, BUILDERS[name](pp=2, microbatches=4, **level)) as (job, example):

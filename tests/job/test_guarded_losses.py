@@ -84,7 +84,7 @@ def trained(guard: Guard, own: bool, **options: object) -> tuple[float, ...]:
     return rehearse(model, loss, SPLIT, BATCHES, optimizer=SGD, **options).losses
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", every(5, GUARDS))
 def test_a_decision_by_all_rows_is_refused(name: str, own: bool) -> None:
@@ -92,6 +92,7 @@ def test_a_decision_by_all_rows_is_refused(name: str, own: bool) -> None:
         trained(GUARDS[name], own)
 
 
+@one_of(2)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", every(4, APART))
 def test_a_decision_for_each_row_trains(name: str, own: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -120,6 +120,7 @@ def plain(model: nn.Module) -> list[float]:
     return plain_losses(optimizer, BATCHES, lambda x, y: F.mse_loss(model(x), y))
 
 
+@one_of(2)
 @pytest.mark.parametrize("make", every(2, FORMS))
 def test_a_module_recognises_itself(make: Callable[[], Net]) -> None:
     expected = plain(make())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -37,6 +38,7 @@ MADE: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", MADE)
 def test_it_is_told_once(name: str) -> None:
     with trained() as (model, trainer), pytest.warns(UserWarning, match=MESSAGE) as told:

@@ -82,7 +82,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 CASES = [*product(["batch"], ACTIVATIONS), *product(list(NORMS)[1:], ["relu", "hardswish"])]
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize(("norm", "activation"), every(4, CASES))
 def test_they_train_as_without_piper(norm: str, activation: str) -> None:
     model, parts = net(norm, activation), 1 if norm == "batch" else 2

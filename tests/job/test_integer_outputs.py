@@ -80,7 +80,7 @@ def losses(model: nn.Module, loss: Loss, parts: int, given: Any) -> float:
     return rehearse(model, loss, strategy, [given], optimizer=SGD).losses[0]
 
 
-@one_of(4)
+@one_of(8)
 @pytest.mark.parametrize("parts", [2, 4])
 @pytest.mark.parametrize("name", BATCHES)
 def test_means_over_what_the_model_chooses_are_refused(name: str, parts: int) -> None:
@@ -90,6 +90,7 @@ def test_means_over_what_the_model_chooses_are_refused(name: str, parts: int) ->
         losses(Net(make), loss, parts, batch())
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", ROWS)
 def test_means_over_rows_train(name: str) -> None:
     make, loss = ROWS[name]
@@ -104,6 +105,7 @@ def weighed(o: Tensor, y: Any, by: Callable[[Tensor], Tensor]) -> Tensor:
     return (F.cross_entropy(o, labels, reduction="none") * by(weights)).mean()
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     "by", [lambda w: w / w.max(), lambda w: w * len(w) / w.sum()], ids=["largest", "sum"]
 )

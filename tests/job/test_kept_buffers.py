@@ -98,7 +98,7 @@ def left(net: nn.Module, x: Tensor, parts: int) -> list[Tensor]:
     return list(net.buffers())
 
 
-@one_of(8)
+@one_of(32)
 @pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize(("parts", "replicas"), SIZES)
 @pytest.mark.parametrize("update", UPDATES, ids=lambda one: one.__name__)
@@ -125,6 +125,7 @@ def test_other_values_are_warned_of(
     assert said != same or (said and is_large), caplog.text
 
 
+@one_of(2)
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH, momentum=None)])
 def test_statistics_of_batch_norms_are_known(
     norm: nn.Module, caplog: pytest.LogCaptureFixture

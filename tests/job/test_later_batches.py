@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -90,6 +90,7 @@ FORMS = {f"{name}, {kind}": (mix, kind) for name, mix in MEETING.items() for kin
 CLEAN = {f"{name}, {kind}": (mix, kind) for name, mix in APART.items() for kind in KINDS}
 
 
+@one_of(2)
 @pytest.mark.parametrize(("mix", "kind"), every(9, FORMS.values(), FORMS))
 def test_a_mask_without_padding_hides_nothing(
     mix: Masked, kind: torch.dtype, warned: pytest.LogCaptureFixture
@@ -99,6 +100,7 @@ def test_a_mask_without_padding_hides_nothing(
     assert "rows of the batch meet at test_later_batches.py" in warned.text
 
 
+@one_of(2)
 @pytest.mark.parametrize(("mix", "kind"), every(7, CLEAN.values(), CLEAN))
 def test_rows_with_their_own_masks_are_left_in_peace(
     mix: Masked, kind: torch.dtype, warned: pytest.LogCaptureFixture
@@ -181,6 +183,7 @@ MEANS: dict[str, Loss] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("loss", every(3, FLOORS.values(), FLOORS))
 def test_a_loss_that_is_a_mean_on_some_data_only_is_refused(loss: Loss) -> None:
     said = r"it is no mean or sum over rows.*test_later_batches.py:\d+|would not add up"

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -86,6 +86,7 @@ def said(model: nn.Module, change: Callable[[nn.Module], object], length: int, l
     return log.messages[before:]
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(8, MEET, MEET))
 @pytest.mark.parametrize("change", every(1, CHANGES, CHANGES))
 def test_rows_that_begin_to_meet_are_warned_of_once(name: str, change: str, caplog) -> None:

@@ -74,7 +74,7 @@ def batch() -> Batch:
     return Batch.of(tuple(torch.randn(8, 4, generator=draw).double() for _ in range(2)))
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize(
     "given",
     [{"dp": 2, "zero": 3}, {"dp": 2, "zero": 1}, {"remat": True}, {"offload": "activations"}],

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -239,6 +239,7 @@ def in_all_places(rules: list[Rule]) -> dict[str, tuple[Rule, type[InDict]]]:
 WRONG, RIGHT = in_all_places(REMEMBER), in_all_places(INDEPENDENT)
 
 
+@one_of(2)
 @pytest.mark.parametrize(("rule", "place"), every(39, WRONG.values(), WRONG))
 def test_what_other_lengths_left_is_not_ignored(rule: Rule, place: type[InDict]) -> None:
     with pytest.raises(CaptureError, match=r"test_lengths_remembered.py:\d+: batches of other sh"):
@@ -320,6 +321,7 @@ def by_padding(module: Grown, length: int) -> None:
     module.scale = F.pad(module.scale, (0, 0, 0, length - len(module.scale)), value=2.0)
 
 
+@one_of(2)
 @pytest.mark.parametrize("grow", [by_cat, anew, registered, by_padding])
 def test_a_buffer_that_grows_is_refused(grow: Callable[[Grown, int], None]) -> None:
     with pytest.raises(CaptureError, match=r"test_lengths_remembered.py:\d+: .* gives the buffer"):

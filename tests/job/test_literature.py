@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import replicas
 import torch
-from draws import every
+from draws import every, one_of
 from shared_capture import using
 from synthetic import chain
 from torch import nn
@@ -63,6 +63,7 @@ def test_its_schedule_is_legal(name: str) -> None:
     strategies.check(strategies.to_table(strategy_of(name)))
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(3, NAMES))
 def test_it_trains_as_plain_pytorch(name: str) -> None:
     model, captured = small()

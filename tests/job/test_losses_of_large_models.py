@@ -98,7 +98,7 @@ def train(model: nn.Module, loss: Callable[..., Tensor], labels: list[int], part
     rehearse(model, loss, strategy, [data(labels)], optimizer=SGD)
 
 
-@one_of(5)
+@one_of(10)
 @pytest.mark.parametrize("parts", [2, 16])
 @pytest.mark.parametrize("labels", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("loss", every(3, OF_LABELS.values(), OF_LABELS))
@@ -116,7 +116,7 @@ def test_what_labels_of_other_batches_show_is_refused_or_warned_of(
         assert "one microbatch and one replica" in caplog.text
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize("labels", BATCHES.values(), ids=BATCHES)
 def test_a_mean_that_nothing_proves_is_one_for_all_labels(labels: list[int]) -> None:
     """It is accepted. A loop over rows calls more for more rows, so it gets a warning."""
@@ -160,7 +160,7 @@ STRAIGHT: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@one_of(3)
+@one_of(9)
 @pytest.mark.parametrize("bent", BENT.values(), ids=BENT)
 @pytest.mark.parametrize("use", every(2, MEANS.values(), MEANS))
 def test_a_loss_that_bends_a_mean_of_the_model_is_refused_or_warned_of(
@@ -201,6 +201,7 @@ class Scaled(nn.Module):
         return self.layers(x), self.scale.exp()
 
 
+@pytest.mark.soak
 def test_a_vector_of_parameters_is_no_mean() -> None:
     def loss(out: tuple[Tensor, Tensor], y: Tensor) -> Tensor:
         each = [F.cross_entropy(a * out[1], b) for a, b in zip(out[0], y, strict=True)]
@@ -228,7 +229,7 @@ NOT_PROVED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@one_of(3)
+@one_of(6)
 @pytest.mark.parametrize("loss", NOT_PROVED.values(), ids=NOT_PROVED)
 @pytest.mark.parametrize("said", ["mean", "sum"])
 def test_what_only_the_user_says_of_a_loss_is_refused_or_warned_of(
@@ -276,6 +277,7 @@ def trained_alone(own: nn.Module, **options: Any) -> tuple[float, float]:
     return found.losses[0], wanted
 
 
+@one_of(2)
 @pytest.mark.parametrize("loss", every(4, WITH_NUMBERS.values(), WITH_NUMBERS))
 def test_a_loss_of_its_own_that_counts_rows_is_refused_or_warned_of(
     loss: Callable[[Tensor, Tensor, Tensor], Tensor], caplog: pytest.LogCaptureFixture
@@ -288,7 +290,7 @@ def test_a_loss_of_its_own_that_counts_rows_is_refused_or_warned_of(
         assert "one microbatch and one replica" in caplog.text
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize("loss", WITHOUT.values(), ids=WITHOUT)
 def test_a_loss_of_its_own_that_is_a_mean_needs_no_warning(
     loss: Callable[[Tensor, Tensor, Tensor], Tensor], caplog: pytest.LogCaptureFixture

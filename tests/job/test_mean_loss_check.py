@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils._pytree as pytree
-from draws import every
+from draws import every, one_of
 from replicas import Net, data
 from torch import Tensor, nn
 from torch.nn import functional
@@ -106,6 +106,7 @@ RIGHT: dict[str, Callable[..., Any]] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("strategy", every(2, [PARTS, REPLICAS], ["parts", "replicas"]))
 @pytest.mark.parametrize("loss_fn", every(5, WRONG.values(), WRONG))
 def test_what_is_no_mean_is_refused(loss_fn: Callable[..., Any], strategy: Any) -> None:
@@ -116,6 +117,7 @@ def test_what_is_no_mean_is_refused(loss_fn: Callable[..., Any], strategy: Any) 
     assert "loss_weight=lambda *microbatch: 1" in str(refused.value)
 
 
+@one_of(2)
 @pytest.mark.parametrize("strategy", every(2, [PARTS, REPLICAS], ["parts", "replicas"]))
 @pytest.mark.parametrize("loss_fn", every(5, RIGHT.values(), RIGHT))
 def test_means_train_as_on_the_whole_batch(loss_fn: Callable[..., Any], strategy: Any) -> None:
@@ -154,6 +156,7 @@ def contrastive(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output @ output.T, torch.arange(len(output)))
 
 
+@one_of(2)
 @pytest.mark.parametrize("strategy", UNEQUAL, ids=["as given", "as it comes"])
 def test_microbatches_of_unequal_sizes_are_tested_too(strategy: Any) -> None:
     with pytest.raises(InputError, match="(?s)would not add up.*one microbatch and one replica"):
@@ -200,12 +203,14 @@ SUMS: dict[str, Callable[..., Any]] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(2, NO_SUMS, NO_SUMS))
 def test_what_the_user_calls_a_sum_must_be_one(name: str) -> None:
     with pytest.raises(InputError, match='reduction: it is "sum", but on random data'):
         rehearse(Net(), NO_SUMS[name], PARTS, data(), reduction="sum")
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(2, SUMS, SUMS))
 def test_sums_train_as_on_the_whole_batch(name: str) -> None:
     found = rehearse(Net(), SUMS[name], PARTS, data(), reduction="sum")
@@ -228,6 +233,7 @@ class PenalisedLoss(Penalised):
         return squares(output, y) + penalty
 
 
+@pytest.mark.soak
 def test_a_penalty_beside_a_sum_is_never_counted_for_each_microbatch() -> None:
     def loss(output: Any, target: Any) -> Any:
         return squares(output[0], target) + 0.1 * output[1]

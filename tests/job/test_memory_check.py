@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import drawn, draws
+from draws import drawn, draws, one_of
 from torch import Tensor, nn
 
 from piper import Remat, annotate, rehearse, where
@@ -104,6 +104,7 @@ def test_what_a_strategy_does_already_is_no_row(job: Job, example: Batch) -> Non
     assert {"as", 'offload=["activations",', 'offload=["optimizer",'} <= rows
 
 
+@pytest.mark.soak
 @drawn
 def test_what_the_table_advises_fits_when_it_is_followed(job: Job, example: Batch) -> None:
     """Any strategy, and any limit that some change can keep; written as the fix says."""
@@ -182,6 +183,7 @@ def test_if_nothing_fits_only_what_comes_nearest_is_shown() -> None:
     assert worth_showing(one_fits) == one_fits
 
 
+@one_of(2)
 @pytest.mark.parametrize("fraction", [0.0, 0.6])
 def test_the_choice_of_the_compiler_fits_and_changes_no_bit(
     job: Job, example: Batch, fraction: float

@@ -281,6 +281,7 @@ def test_a_pattern_of_no_parameter_is_an_error() -> None:
         piper.Trainer(Net(), functional.mse_loss, example=(X, X), no_decay=["nrom", "ln_"])
 
 
+@pytest.mark.soak
 def test_one_list_of_patterns_serves_many_models(caplog: pytest.LogCaptureFixture) -> None:
     trainer = piper.Trainer(Net(), functional.mse_loss, example=(X, X), no_decay=["bias", "ln_"])
     trainer.evaluate([(X, X)])

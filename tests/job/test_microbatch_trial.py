@@ -110,6 +110,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
+@one_of(2)
 @pytest.mark.parametrize("mix", every(8, MEETING.values(), MEETING))
 def test_the_line_where_rows_meet_is_named(mix: Mix, warned: pytest.LogCaptureFixture) -> None:
     trained(Net(mix))
@@ -119,6 +120,7 @@ def test_the_line_where_rows_meet_is_named(mix: Mix, warned: pytest.LogCaptureFi
     assert f"rows of the batch meet at test_microbatch_trial.py:{at}" in record.message
 
 
+@one_of(2)
 @pytest.mark.parametrize("mix", every(8, APART.values(), APART))
 def test_rows_that_stay_apart_are_left_in_peace(mix: Mix, warned: pytest.LogCaptureFixture) -> None:
     trained(Net(mix))
@@ -126,6 +128,7 @@ def test_rows_that_stay_apart_are_left_in_peace(mix: Mix, warned: pytest.LogCapt
     assert not warned.records
 
 
+@one_of(2)
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_what_is_in_a_checkpoint_is_tried_too(reentrant: bool, warned: Any) -> None:
     """Its second forward would draw other numbers, with other weights of another type."""
@@ -147,6 +150,7 @@ MOVED: dict[str, Mix] = {  # as experts that do not put rows back
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("mix", every(2, MOVED.values(), MOVED))
 def test_rows_that_change_places_get_a_warning(mix: Mix, warned: pytest.LogCaptureFixture) -> None:
     """Their labels stay where they are, so the loss is not to blame."""
@@ -174,6 +178,7 @@ class Clipped(Centred):
         return grads[0].clamp(-0.01, 0.01)
 
 
+@one_of(2)
 @pytest.mark.parametrize(("function", "mixes"), [(Centred, True), (Clipped, False)])
 def test_a_derivative_of_the_user_that_mixes_rows_is_named(
     function: Any, mixes: bool, warned: pytest.LogCaptureFixture
@@ -198,7 +203,7 @@ class Tokens(nn.Module):
         return self.last(self.mix(hidden)).mT
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize("meets", [False, True])
 @pytest.mark.parametrize(("limit", "said"), [(4e3, "2 rows of 8 tokens"), (1e5, "2 rows")])
 def test_a_larger_model_is_tried_on_fewer_and_shorter_rows(
@@ -220,6 +225,7 @@ def test_a_larger_model_is_tried_on_fewer_and_shorter_rows(
     assert ("rows of the batch meet at test_microbatch_trial.py" in warned.text) == meets
 
 
+@one_of(2)
 @pytest.mark.parametrize("empty", every(2, [2, 6, 8]))
 def test_a_microbatch_without_labels_is_no_reason_to_try_nothing(
     warned: pytest.LogCaptureFixture, empty: int
@@ -261,6 +267,7 @@ class RunningMean(nn.Module):
         return out
 
 
+@one_of(2)
 @pytest.mark.parametrize("used", [False, True])
 def test_a_buffer_that_every_microbatch_updates_and_uses_is_named(
     used: bool, warned: pytest.LogCaptureFixture
@@ -270,6 +277,7 @@ def test_a_buffer_that_every_microbatch_updates_and_uses_is_named(
     assert ("computes with mean and updates it in its forward" in warned.text) == used
 
 
+@one_of(2)
 @pytest.mark.parametrize("number", every(3, NUMBERS.values(), NUMBERS))
 def test_a_number_that_is_no_mean_over_rows_is_named(
     number: Mix, warned: pytest.LogCaptureFixture

@@ -98,7 +98,7 @@ def warnings_of(mix: Mix, caplog: pytest.LogCaptureFixture) -> list[str]:
 BOTH = {f"{a}, {b}": (m, f) for a, m in MASKS.items() for b, f in MEETING.items()}
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize(("mask", "chosen"), every(21, BOTH.values(), BOTH))
 def test_rows_that_meet_in_a_drawn_mask_get_a_warning(
     mask: Mix, chosen: Chosen, caplog: pytest.LogCaptureFixture
@@ -108,7 +108,7 @@ def test_rows_that_meet_in_a_drawn_mask_get_a_warning(
     assert "rows of the batch meet at test_mixed_draws.py" in said
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize("mix", every(6, APART.values(), APART))
 def test_rows_with_draws_of_their_own_are_left_in_peace(
     mix: Mix, caplog: pytest.LogCaptureFixture

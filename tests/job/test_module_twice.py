@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -60,6 +60,7 @@ STRATEGIES = {
 CASES = [(form, name) for form in FORMS for name in STRATEGIES]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("form", "name"), every(4, CASES, [" ".join(one) for one in CASES]))
 def test_a_module_with_two_names_is_trained_as_one(form: str, name: str) -> None:
     model = Twice(form)

@@ -66,7 +66,7 @@ PARTS = {
 }
 
 
-@one_of(3)
+@one_of(6)
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("loss", [smoothed, regularised, halved], ids=lambda one: one.__name__)
 def test_multiples_of_a_count_train_as_in_plain_pytorch(loss: Loss, parts: str) -> None:

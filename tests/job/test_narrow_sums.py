@@ -52,7 +52,7 @@ def model() -> nn.Module:
     return nn.Linear(LENGTH, LENGTH).double()
 
 
-@one_of(5)
+@one_of(20)
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("narrow", NARROW.values(), ids=NARROW)
 def test_they_are_exact_or_refused(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from draws import one_of
 from small_training import SGD, TWO, Net, assert_equal, data, plainly
 from torch import Tensor
 
@@ -38,12 +39,14 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(x, torch.where(ignored, -100.0, y)) for x, y in data()]
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_microbatch_that_would_be_divided_by_nothing_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="microbatch 1 is divided by"):
         rehearse(Net(), loss_with(FUNCTIONS[name]), [*TWO, Split("MB", 4)], batches())
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", AT_LEAST)
 def test_functions_of_at_least_one_train_as_in_plain_pytorch(name: str) -> None:
     loss_fn = loss_with(AT_LEAST[name])

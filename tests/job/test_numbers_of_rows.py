@@ -80,7 +80,7 @@ FORMS = {
 }
 
 
-@one_of(2)
+@one_of(4)
 @pytest.mark.parametrize(("one", "count", "divided"), every(61, FORMS.values(), FORMS))
 def test_a_divisor_with_the_number_of_rows_is_right_or_refused(
     one: Made, count: Made, divided: Callable[..., Any]

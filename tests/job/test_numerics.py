@@ -91,6 +91,7 @@ def compared(strategy: Any, model: nn.Module | None = None, **options: Any) -> C
     return compare(found.job, found.example, found.captured, found.compiled, steps=2)
 
 
+@one_of(2)
 @pytest.mark.parametrize(("strategy", "max_norm"), [(PIPELINE, None), (REPLICAS, 0.1)])
 def test_a_right_strategy_agrees(strategy: Any, max_norm: float | None) -> None:
     found = compared(strategy, max_norm=max_norm)
@@ -150,7 +151,7 @@ class Half(nn.Module):
         return x.bfloat16().tanh().to(x.dtype)
 
 
-@one_of(3)
+@one_of(6)
 @pytest.mark.parametrize("kind", OWN)
 @pytest.mark.parametrize("named", [False, True])
 def test_models_with_a_loss_of_their_own_agree(kind: str, named: bool) -> None:
@@ -209,6 +210,7 @@ def nothing_is_reduced(monkeypatch: pytest.MonkeyPatch) -> None:
 Mistake = Callable[[pytest.MonkeyPatch], None]
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("mistake", "wrong"),
     [
@@ -283,6 +285,7 @@ class Functional(Net):
         return nn.functional.dropout(super().forward(tokens), 0.5, self.training)
 
 
+@pytest.mark.soak
 def test_dropout_that_is_no_module_is_switched_off_by_eval_mode() -> None:
     found = compared(PIPELINE, Functional())
 
@@ -360,6 +363,7 @@ def test_an_example_of_zeros_is_pointed_out() -> None:
     assert constant_inputs(Batch.of((torch.arange(4), torch.zeros(4))), names) == []
 
 
+@pytest.mark.soak
 def test_mixed_precision_is_left_out() -> None:
     """It is not part of the strategy, and would hide mistakes of the strategy behind rounding."""
     found = compared(PIPELINE, precision="bf16")

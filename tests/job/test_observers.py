@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -77,6 +78,7 @@ def shared() -> Iterator[tuple[Trainer, nn.Module]]:
     made.close()
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", OBSERVERS)
 def test_steps_are_those_of_plain_pytorch(shared: tuple[Trainer, nn.Module], name: str) -> None:
     made, plain = shared
@@ -87,6 +89,7 @@ def test_steps_are_those_of_plain_pytorch(shared: tuple[Trainer, nn.Module], nam
         assert found == pytest.approx(plain_step(plain, x, y), rel=1e-12)
 
 
+@one_of(2)
 @pytest.mark.parametrize("strategy", [None, PARTS], ids=["one", "parts"])
 def test_a_step_has_the_flops_of_plain_pytorch(strategy: Any) -> None:
     x, y = BATCHES[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -55,6 +56,7 @@ PREDICTIONS = "write `for inputs in loader: trainer.predict(inputs)`"
 EXAMPLE = "give it what the example has"
 
 
+@one_of(3)
 @pytest.mark.parametrize(
     ("call", "what", "fix"),
     [

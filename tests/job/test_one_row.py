@@ -74,14 +74,14 @@ def batch(seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-@one_of(3)
+@one_of(6)
 @pytest.mark.parametrize("name", COMPARED)
 def test_an_own_loss_that_compares_rows_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="cannot see how it reduces over rows"):
         rehearse(Own(COMPARED[name]), None, EACH, [batch()], optimizer=SGD)
 
 
-@one_of(4)
+@one_of(8)
 @pytest.mark.parametrize("given", [{"reduction": "mean"}, {"loss_weight": lambda *_: 1}], ids=str)
 @pytest.mark.parametrize("name", COMPARED)
 def test_it_is_warned_of_where_the_user_insists(
@@ -109,7 +109,7 @@ def test_a_number_beside_other_outputs_is_warned_of(
     assert "one microbatch and one replica" in caplog.text
 
 
-@one_of(3)
+@one_of(6)
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_means_and_sums_of_each_row_are_seen(name: str) -> None:
     assert_trains_as_plain(
@@ -132,6 +132,7 @@ class OtherwiseForOne(nn.Module):
         return functional.cross_entropy(out.flatten(0, 1), labels.flatten(), weight=self.weights)
 
 
+@one_of(2)
 @pytest.mark.parametrize("weigh", [False, True])
 def test_labels_count_in_models_that_do_something_else_for_one_row(weigh: bool) -> None:
     draw = torch.Generator().manual_seed(0)

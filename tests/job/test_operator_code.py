@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -117,6 +117,7 @@ def as_before() -> Iterator[None]:
     SCALES[0], COUNTED[0], KEPT["calls"], KEPT["last"] = 1.0, 0, 0, None
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(3, READS))
 @pytest.mark.filterwarnings("ignore:At pre-dispatch tracing")
 def test_state_that_it_reads_is_watched(name: str) -> None:
@@ -150,6 +151,7 @@ def test_training_follows_it() -> None:
     trainer.close()
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("name", "changed"), [("counts", r"KEPT\['calls'\]"), ("counting_kernel", r"COUNTED\[0\]")]
 )

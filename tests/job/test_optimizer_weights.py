@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from replicas import Net, data
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
@@ -64,6 +65,7 @@ class Decaying(LambdaLR):
                 self.change(p)
 
 
+@one_of(3)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("chosen", ["", "last.weight"])
 def test_an_optimizer_that_changes_weights_where_it_is_made(
@@ -77,6 +79,7 @@ def test_an_optimizer_that_changes_weights_where_it_is_made(
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
 
 
+@one_of(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_scheduler_that_changes_weights(change: Callable[[Any], None]) -> None:
     make, scheduler = partial(torch.optim.SGD, lr=0.1), partial(Decaying, change=change)
@@ -84,6 +87,7 @@ def test_a_scheduler_that_changes_weights(change: Callable[[Any], None]) -> None
         rehearse(Net(), functional.mse_loss, ONE, data(), optimizer=make, lr_scheduler=scheduler)
 
 
+@one_of(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_scheduler_that_changes_weights_late(change: Callable[[Any], None]) -> None:
     class Late(LambdaLR):

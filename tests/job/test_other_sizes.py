@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from draws import one_of
 from torch import Tensor, nn
 
 from piper.capture.trace.arguments.batch_dimension import batch_dimension
@@ -60,6 +61,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("loss_fn, arguments", CASES.values(), ids=CASES)
 def test_it_is_found_as_if_each_size_were_run(loss_fn: Any, arguments: tuple[Any, ...]) -> None:
     given = Net(), loss_fn, inputs_of(arguments), "cpu", None

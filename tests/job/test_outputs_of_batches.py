@@ -91,7 +91,7 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-@one_of(4)
+@one_of(8)
 @pytest.mark.parametrize("parts", ["2", "4", "8"])
 @pytest.mark.parametrize("case", every(3, [(case,) for case in BENT.values()], BENT))
 def test_what_bends_a_mean_or_a_count_is_refused(case: Case, parts: str) -> None:
@@ -101,7 +101,7 @@ def test_what_bends_a_mean_or_a_count_is_refused(case: Case, parts: str) -> None
         rehearse(Net(make), loss, PARTS[parts], [batch(0)], optimizer=SGD)
 
 
-@one_of(4)
+@one_of(8)
 @pytest.mark.parametrize("parts", ["2", "8", "replicas"])
 @pytest.mark.parametrize("case", every(3, [(case,) for case in MEANS.values()], MEANS))
 def test_means_train_as_in_plain_pytorch_without_a_warning(

@@ -81,6 +81,7 @@ def warned(back: Back, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Mon
     return caplog.text
 
 
+@one_of(3)
 @pytest.mark.parametrize("name", BATCHWISE)
 def test_what_depends_on_other_rows_is_warned_of(
     name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -96,7 +97,7 @@ NOT_LINEAR: dict[str, Back] = {
 }
 
 
-@one_of(3)
+@one_of(6)
 @pytest.mark.parametrize("parts", [2, 5])
 @pytest.mark.parametrize("name", NOT_LINEAR)
 def test_a_backward_that_is_not_linear_is_as_in_plain_training(
@@ -116,6 +117,7 @@ def test_a_backward_that_is_not_linear_is_as_in_plain_training(
     assert not caplog.text
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", ROWWISE)
 def test_what_each_row_does_alone_is_not(
     name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -187,7 +189,7 @@ class Weighted(nn.Module):
         return Multiplied.apply(h, self.weight, self.change)
 
 
-@one_of(3)
+@one_of(12)
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("name", [*CHANGED, *LINEAR])
 def test_gradients_of_weights_must_stay_sums_over_rows(

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -57,6 +58,7 @@ def data(seed: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(1, SIGNS, (ROWS, LABELS), generator=draw)
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", LOSSES)
 def test_they_train_as_in_plain_pytorch(name: str) -> None:
     loss, strategy = LOSSES[name]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import nn
 from torch.nn import functional
 
@@ -138,6 +138,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(2, MODELS))
 def test_it_is_what_the_model_saves_after_plain_training(name: str) -> None:
     plain = MODELS[name]()
@@ -275,6 +276,7 @@ def trainer_of(model: Net) -> piper.Trainer:
     )  # fmt: skip
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(2, LOADING))
 def test_a_model_that_converts_what_it_loads(name: str, tmp_path: Path) -> None:
     model = LOADING[name]()
@@ -308,6 +310,7 @@ def test_a_large_model_with_hooks_is_not_tried(
             trainer.load(tmp_path)
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", ["Renamed", "Converted", "Merged", "Swapped", "hook scales"])
 def test_a_model_that_converts_what_it_saves_is_not_exported(name: str, tmp_path: Path) -> None:
     with closing(trainer_of(MODELS[name]())) as trainer:

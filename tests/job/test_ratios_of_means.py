@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 
 from piper import Place, Split, Trainer, rehearse, where
@@ -77,6 +77,7 @@ def plain(loss: Loss) -> tuple[list[float], nn.Module]:
     return losses, model
 
 
+@one_of(5)
 @pytest.mark.parametrize(("name", "strategy"), every(3, CASES, map(", ".join, CASES)))
 def test_a_models_own_loss_is_that_of_the_whole_batch(name: str, strategy: str) -> None:
     losses, model = plain(LOSSES[name])
@@ -88,6 +89,7 @@ def test_a_models_own_loss_is_that_of_the_whole_batch(name: str, strategy: str) 
         torch.testing.assert_close(found.parameters[key], tensor.detach(), rtol=1e-10, atol=1e-12)
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(4, LOSSES))
 def test_so_is_a_loss_function(name: str) -> None:
     def loss_fn(output: Tensor, labels: tuple[Tensor, Tensor]) -> Tensor:
@@ -116,6 +118,7 @@ EVALUATED: dict[str, Loss] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(3, EVALUATED))
 def test_batches_that_are_evaluated_count_by_what_they_divide_by(name: str) -> None:
     model, (whole, *_) = Own(EVALUATED[name]), batches(11)
@@ -127,6 +130,7 @@ def test_batches_that_are_evaluated_count_by_what_they_divide_by(name: str) -> N
     assert found.loss == pytest.approx(model(*whole).item(), rel=1e-12)
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(3, EVALUATED))
 def test_a_batch_is_evaluated_as_it_is_trained(name: str) -> None:
     model, (whole, *_) = Own(EVALUATED[name]), batches()
@@ -146,6 +150,7 @@ CUT_OFF: dict[str, Loss] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", CUT_OFF)
 def test_a_sum_that_loses_its_fraction_is_exact_or_refused(name: str) -> None:
     loss = CUT_OFF[name]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from divided import KINDS, divided_chain
-from draws import every
+from draws import every, one_of
 from plan.expert_programs import random_experts
 from plan.programs import random_program
 from replicas import captured
@@ -86,6 +86,7 @@ def assert_one_order(plans: tuple[Plan, ...], totals: Any) -> None:
     assert totals is None or (len(set(orders)) == 1 and len(orders[0]) > 1)
 
 
+@one_of(2)
 @pytest.mark.parametrize("zero", range(4))
 @pytest.mark.parametrize("ep", [1, 2])
 def test_the_loss_is_added_up_where_the_replicas_meet(zero: int, ep: int) -> None:
@@ -128,6 +129,7 @@ def built(name: str, pp: int, dp: int, ep: int, zero: int) -> tuple[Compiled, Co
     return both(moe_chain(stages) if ep > 1 else chain(stages, tied=pp > 1), strategy.directives)
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(2, BUILDERS))
 def test_a_device_makes_the_plan_of_a_full_compilation(name: str) -> None:
     """Two of four levels of each schedule, such that neighbours have the others."""

@@ -52,6 +52,7 @@ def lines(caplog: Any, rows: int, **given: Any) -> list[str]:
     return [line for line in caplog.messages if "divided by rows" in line]
 
 
+@pytest.mark.soak
 def test_rows_that_are_divided_instead_of_tokens_are_said(caplog) -> None:
     (line,) = lines(caplog, rows=2)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -53,6 +53,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return nodes, torch.arange(NODES).roll(1), wanted
 
 
+@one_of(2)
 @pytest.mark.parametrize(("message", "strategy"), every(5, FORMS.values(), FORMS))
 def test_row_numbers_of_other_microbatches_are_refused_in_words(
     message: Message, strategy: list[Place | Replicate | Split]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -86,6 +86,7 @@ TIMES = [3, 4, 2]  # no multiple of a microbatch's rows, a multiple, and as many
 FORMS = {f"{name}, {time}": (loss, time) for name, loss in RIGHT.items() for time in TIMES}
 
 
+@one_of(2)
 @pytest.mark.parametrize(("loss", "time"), every(13, FORMS.values(), FORMS))
 def test_losses_of_rows_behind_time_are_those_of_the_whole_batch(loss: Loss, time: int) -> None:
     batches = [batch(1, time), batch(2, time)]
@@ -110,6 +111,7 @@ def test_a_recurrent_model_trains_with_ctc() -> None:
     assert found.losses == pytest.approx(right, rel=1e-12)
 
 
+@one_of(2)
 @pytest.mark.parametrize("time", every(3, TIMES))
 @pytest.mark.parametrize("loss", every(1, WRONG.values(), WRONG))
 def test_what_is_no_mean_over_rows_behind_time_is_refused(loss: Loss, time: int) -> None:

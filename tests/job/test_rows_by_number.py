@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -82,6 +82,7 @@ def told(
     return "accumulates gradients" in caplog.text
 
 
+@one_of(5)
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize("k", [2, 4])
 @pytest.mark.parametrize("loss", every(2, LOSSES.values(), LOSSES))
@@ -101,6 +102,7 @@ class Net(nn.Module):
         return self.last(self.mix(self.first(x)))
 
 
+@one_of(5)
 @pytest.mark.parametrize("name", SPLITS)
 @pytest.mark.parametrize("mix", every(2, MIXES.values(), MIXES))
 def test_a_model_that_numbers_its_rows_is_told(
@@ -109,6 +111,7 @@ def test_a_model_that_numbers_its_rows_is_told(
     assert told(Net(lambda h: mix(h, 4)), F.mse_loss, name, caplog)
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", SPLITS)
 def test_rows_that_stay_apart_are_left_in_peace(
     name: str, caplog: pytest.LogCaptureFixture

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import draws, every
+from draws import draws, every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -155,6 +155,7 @@ LOOPS = [name for name in FORMS if "one by one" in name][::4]
 ONE_BY_ONE = [pytest.param(name, marks=() if name in LOOPS else pytest.mark.soak) for name in FORMS]
 
 
+@one_of(2)
 @pytest.mark.parametrize("noise", every(4, GROUPS.values(), GROUPS))
 def test_numbers_of_rows_are_the_same_under_every_strategy(
     noise: Noise, caplog: pytest.LogCaptureFixture
@@ -162,6 +163,7 @@ def test_numbers_of_rows_are_the_same_under_every_strategy(
     assert_independent_of_strategy(lambda: Net(noise), caplog)
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_numbers_of_one_form_are_the_same_under_every_strategy(
     name: str, caplog: pytest.LogCaptureFixture
@@ -195,6 +197,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", every(5, LAYERS))
 def test_layers_of_torch_that_take_time_first_draw_the_same_numbers(
     name: str, caplog: pytest.LogCaptureFixture
@@ -217,6 +220,7 @@ UNCLEAR: dict[str, Noise] = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(2, UNCLEAR))
 def test_numbers_of_unclear_rows_get_a_warning(name: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "piper"):

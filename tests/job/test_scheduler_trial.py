@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from replicas import Net, data
 from torch.nn import functional
 from torch.optim import lr_scheduler
@@ -89,6 +90,7 @@ def test_one_that_reads_states_or_calls(make: Any) -> None:
         trained("stages", make)
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     "make",
     [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every, levels_of
+from draws import every, levels_of, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -85,6 +85,7 @@ def of_both(loss: Loss) -> Callable[[tuple[Tensor, Tensor], Tensor], Tensor]:
     return lambda found, labels: loss(*found)
 
 
+@one_of(2)
 @pytest.mark.parametrize(("loss", "own", "many"), every(17, FORMS.values(), FORMS))
 def test_a_gan_trains_as_in_plain_pytorch(loss: Loss, own: bool, many: int) -> None:
     model, batches = Gan(loss), arguments(own, many)

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -101,6 +102,7 @@ def numbers(seed: int) -> Tensor:
     return torch.randn(8, WIDTH, dtype=torch.float64, generator=draw)
 
 
+@one_of(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("use", OF_NUMBERS.values(), ids=OF_NUMBERS)
 def test_what_any_number_decides_is_warned_of(
@@ -110,6 +112,7 @@ def test_what_any_number_decides_is_warned_of(
     assert told(Net(use), F.mse_loss, batch, 2) or "one microbatch" in caplog.text
 
 
+@one_of(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("use", OF_INTEGERS.values(), ids=OF_INTEGERS)
 def test_what_any_integer_decides_is_warned_of(
@@ -120,6 +123,7 @@ def test_what_any_integer_decides_is_warned_of(
     assert told(Tokens(use), F.mse_loss, batch, 2) or "one microbatch" in caplog.text
 
 
+@one_of(2)
 @pytest.mark.parametrize("parts", [2, 4])
 @pytest.mark.parametrize("use", COLUMNS.values(), ids=COLUMNS)
 def test_columns_of_padding_are_warned_of(
@@ -173,6 +177,7 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(trial_size, "LIMIT", 0)
 
 
+@one_of(2)
 @pytest.mark.usefixtures("_sizes")
 @pytest.mark.parametrize("parts", [2, 4, 8])
 @pytest.mark.parametrize("loss", MISSING.values(), ids=MISSING)
@@ -185,6 +190,7 @@ def test_losses_of_missing_numbers_are_refused_or_warned_of(
     assert found or "one microbatch" in caplog.text
 
 
+@one_of(3)
 @pytest.mark.usefixtures("_sizes")
 @pytest.mark.parametrize("parts", [2, 4, 8])
 @pytest.mark.parametrize("loss", LABELS.values(), ids=LABELS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -53,6 +53,7 @@ def test_rows_are_cut_where_they_are_rows(seed: int) -> None:
     assert found == pytest.approx(losses, rel=1e-12)
 
 
+@one_of(2)
 @pytest.mark.parametrize("first", [1, ROWS], ids=["one row first", "all rows first"])
 def test_both_in_turn(first: int) -> None:
     x, y = (torch.randn(ROWS, WIDTH, dtype=torch.float64) for _ in range(2))

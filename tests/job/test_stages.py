@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from shared_capture import one_model
 from torch import Tensor, nn
 
@@ -63,6 +63,7 @@ CASES = [
 ]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "given"), CASES)
 def test_a_layered_model_trains_as_plain_pytorch(layered, name: str, given: dict) -> None:
     agrees(layered, BUILDERS[name](**given))
@@ -95,6 +96,7 @@ def agrees(layered: tuple[nn.Module, Batch], strategy: piper.Strategy) -> None:
 CSV = "0F0,0F1,1F0,1F1,1B1,1B0,0B1,0B0\n"
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -61,6 +61,7 @@ def pairs() -> tuple[Tensor, Tensor]:
     return torch.stack([first, first + torch.arange(ROWS)], 1), torch.ones(ROWS).double()
 
 
+@one_of(2)
 @pytest.mark.parametrize("sizes", every(3, [(one,) for one in SIZES]))
 @pytest.mark.parametrize("rows_meet", [False, True])
 def test_the_trial_of_microbatches_stays_in_each_column(
@@ -81,6 +82,7 @@ def agrees(model: nn.Module, example: tuple[Tensor, Tensor]) -> bool:
     return compare(found.job, found.example, found.captured, found.compiled, steps=2).agrees
 
 
+@one_of(2)
 @pytest.mark.parametrize("sizes", every(2, [(one,) for one in SIZES]))
 def test_a_check_of_numerics_draws_what_each_column_takes(sizes: tuple[int, ...]) -> None:
     assert agrees(Table(sizes), batch(1, sizes))
@@ -90,6 +92,7 @@ def test_columns_that_belong_together_are_rows_of_the_example() -> None:
     assert agrees(Lengths(), pairs())
 
 
+@pytest.mark.soak
 def test_a_model_that_runs_on_no_data_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose kernels need a GPU: traced, and never run."""
     monkeypatch.setattr(Lengths, "forward", lambda self, x: self.table(x[:, 1] + 9).squeeze(-1))

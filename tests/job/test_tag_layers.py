@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import drawn, draws, every
+from draws import drawn, draws, every, one_of
 from torch import Tensor, nn
 
 import piper
@@ -68,6 +68,7 @@ STACKS = [
 ]  # fmt: skip
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("name", "config", "example", "lists"), every(2, STACKS, [name for name, *_ in STACKS])
 )
@@ -193,6 +194,7 @@ def plain_batch() -> tuple[Tensor, Tensor]:
     return tokens, tokens.roll(1, 1)
 
 
+@pytest.mark.soak
 @drawn
 def test_a_model_that_says_nothing_goes_through_every_builder() -> None:
     example = Batch.of(tuple(torch.cat([one, one]) for one in plain_batch()))
@@ -209,6 +211,7 @@ def test_a_model_that_says_nothing_goes_through_every_builder() -> None:
     agrees(job.model, example.arguments, BUILDERS["zbv"](pp=2, microbatches=4))
 
 
+@pytest.mark.soak
 def test_what_lies_between_and_behind_stages_joins_its_neighbour() -> None:
     places = [piper.Place(piper.where(PP=k), [k]) for k in range(2)]
 
@@ -258,6 +261,7 @@ class Odd(nn.Module):
         return self.block(self.norm(x))
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("kind", "paths"), [(Attributes, ["first", "second", "second"]), (Mlp, ["first", "second"])]
 )

@@ -114,6 +114,7 @@ def test_reports_say_for_what_machine_it_was_cut() -> None:
         assert line.endswith(f", by {by}")
 
 
+@pytest.mark.soak
 def test_training_is_the_same_wherever_it_was_cut() -> None:
     batches = [batch(), tuple(-one for one in batch())]
 

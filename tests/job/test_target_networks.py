@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -87,6 +87,7 @@ REPLICAS = {
 WAYS = [(name, after, kind) for name in REPLICAS for after in (False, True) for kind in KINDS]
 
 
+@one_of(3)
 @pytest.mark.parametrize(("name", "after", "kind"), every(3, WAYS))
 def test_targets_follow_as_in_plain_pytorch(name: str, after: bool, kind: str) -> None:
     plain = model(kind, after)
@@ -107,6 +108,7 @@ def test_targets_follow_as_in_plain_pytorch(name: str, after: bool, kind: str) -
     assert not any(torch.equal(one, moved[key]) for key, one in plain.target.state_dict().items())
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("kind", "after"), every(2, product(["by data", "drawn", "by rows"], [False, True]))
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -77,6 +77,7 @@ def statistics(other: Any) -> None:
     other[1].running_mean.add_(1.0)
 
 
+@one_of(3)
 @pytest.mark.parametrize("change", [loads, averages, by_data, assigned, statistics])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_other_weights_are_seen(loss: str, change: Callable[[nn.Module], None]) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 
@@ -67,6 +67,7 @@ def trained(loss: Loss, own: bool) -> tuple[float, ...]:
     return rehearse(*given, SPLIT, batches, optimizer=SGD).losses
 
 
+@one_of(2)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", every(5, DECIDING))
 def test_a_decision_by_a_count_is_refused_with_what_to_write(name: str, own: bool) -> None:
@@ -78,6 +79,7 @@ def test_a_decision_by_a_count_is_refused_with_what_to_write(name: str, own: boo
     assert "mask.sum().clamp(min=1)" in problem.fix and "sum" not in problem.fix[:20]
 
 
+@one_of(2)
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("name", every(2, DIVIDING))
 def test_what_to_write_trains_as_plain_pytorch_does(name: str, own: bool) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional
@@ -33,6 +34,7 @@ class Enhancer(nn.Module):
         return self.last(torch.istft(found * self.mask, 16, 4, window=self.window, length=64))
 
 
+@one_of(2)
 @pytest.mark.parametrize("ways", [{}, {"tp": 2}, {"cp": 2}, {"dp": 2, "zero": 2}], ids=str)
 def test_it_trains_as_plain_pytorch_without_a_warning(
     ways: dict[str, int], caplog: pytest.LogCaptureFixture

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -51,6 +52,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(one[0], one[1]) for one in made]
 
 
+@one_of(4)
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("loss", [None, padded, next_tokens])
 @pytest.mark.parametrize(

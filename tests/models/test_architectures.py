@@ -92,6 +92,7 @@ def test_an_architecture_is_divided_in_stages(one: Architecture, way: str) -> No
 MIXTURES = [o for o in ARCHITECTURES if o.name.startswith(MIXED)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("one", every(len(MIXTURES), MIXTURES), ids=lambda o: o.name)
 def test_the_experts_of_a_mixture_are_divided(one: Architecture) -> None:
     """As `from_pretrained` adapts them: half of the experts on each of two devices."""

@@ -37,6 +37,7 @@ def next_token(output, labels: Tensor) -> Tensor:
     return functional.cross_entropy(output.logits.flatten(0, 1), labels.flatten())
 
 
+@pytest.mark.soak
 def test_hugging_faces_plan_says_how_parameters_are_cut() -> None:
     model = gpt_neox()
     given = model.config.base_model_tp_plan  # names as in the base model

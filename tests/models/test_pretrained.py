@@ -54,6 +54,7 @@ def test_a_configuration_stays_as_it_was_given(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a" / "config.json").read_text())["use_cache"] is given.use_cache
 
 
+@pytest.mark.soak
 def test_averages_are_written_back_too(tmp_path: Path) -> None:
     """And over what was read, in other files, which may be read again."""
     write_model(tmp_path / "a").train().save_pretrained(tmp_path / "b", max_shard_size="1KB")

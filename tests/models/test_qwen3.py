@@ -10,6 +10,7 @@ from piper.models.llama import cross_entropy
 from piper.models.qwen3 import Qwen3, Qwen3Config
 
 
+@pytest.mark.soak
 def test_stages_do_what_the_model_does() -> None:
     model = Qwen3(Qwen3Config(layers=2, heads=2, kv_heads=1, head_dim=24, tied=True), stages=2)
     batch = torch.randint(128, (2, 4)), torch.randint(128, (2, 4))

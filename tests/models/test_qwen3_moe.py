@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from capture.interpreter import assert_parity
+from draws import one_of
 from torch import Tensor, nn
 
 from piper.capture import Captured, capture
@@ -28,6 +29,7 @@ def two_stages() -> Captured:
     return capture(model, moe_loss, tokens())
 
 
+@pytest.mark.soak
 def test_experts_are_regions_of_their_own_in_their_stage(two_stages: Captured) -> None:
     assert [region.id for region in two_stages.model.regions] == [
         *("PP0", "PP0.EP0", "PP0#1", "PP0.EP1", "PP0#2"),
@@ -63,6 +65,7 @@ def test_regions_do_what_the_model_does(two_stages: Captured) -> None:
     assert_parity(two_stages, model, moe_loss, tokens(), exact=False)
 
 
+@pytest.mark.soak
 def test_a_model_like_deepseek_is_captured_and_one_expert_may_get_all_tokens() -> None:
     torch.manual_seed(0)
     options = {"shared": 1, "dense_layers": 1, "hidden": 24, "normalise": False, "chosen": 1}
@@ -184,6 +187,7 @@ def test_it_learns_a_sequence_by_heart() -> None:
 SIZES = {"demo": 7e6, "1B": 1e9, "9B": 9e9, "DeepSeek-V3": 671e9}
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", SIZES)
 def test_presets_have_the_size_they_are_named_after(name: str) -> None:
     with torch.device("meta"):

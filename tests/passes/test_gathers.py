@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from draws import levels_of
+from draws import levels_of, one_of
 from metered import captured
 
 from piper.directives import Place, Replicate, Split, Strategy
@@ -41,6 +41,7 @@ def gathers(one: Compiled) -> list[int]:
     return [sum(isinstance(i, Gather) for i in plan.instructions) for plan in one.plans]
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("schedule", "reduce"), levels_of(["replicas", *SCHEDULES], ["once", "each"], nth=2)
 )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from draws import one_of
 from plan.devices import EARLY, LATE, executed
 from plan.expert_programs import scheduled
 from plan.numbers import expected
@@ -123,6 +124,7 @@ MODELS = {
 }  # fmt: skip
 
 
+@one_of(3)
 @pytest.mark.parametrize("program", [[], [HALVES]], ids=["whole", "halves"])
 @pytest.mark.parametrize("name", MODELS)
 def test_experts_compute_what_one_device_computes(name: str, program: list[Directive]) -> None:
@@ -236,6 +238,7 @@ def test_rows_that_come_with_the_batch_compile(mirrored: bool) -> None:
     assert any(isinstance(one, Load) and one.value.startswith("rows") for one in every)
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", ["dualpipev", "dualpipe"])
 def test_slots_that_overlap_hide_more_of_the_journeys(name: str) -> None:
     """On a clock that both were ordered by; and weight gradients run in a later slot."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from draws import drawn, draws
+from draws import drawn, draws, one_of
 from plan.devices import positions
 from plan.mutants import (
     Plans,
@@ -43,6 +43,7 @@ def test_the_plans_are_accepted_as_they_are() -> None:
         check(compiled.dag, compiled.plans)
 
 
+@one_of(2)
 @drawn
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_plans_with_a_mutation_are_refused(name: str) -> None:
@@ -51,6 +52,7 @@ def test_plans_with_a_mutation_are_refused(name: str) -> None:
     must_be_refused(found, at_least=EXAMPLES - 5)
 
 
+@one_of(3)
 @drawn
 @pytest.mark.parametrize("name", REPLICA_MUTATIONS)
 def test_plans_of_replicas_with_a_mutation_are_refused(name: str) -> None:
@@ -61,6 +63,7 @@ def test_plans_of_replicas_with_a_mutation_are_refused(name: str) -> None:
     )
 
 
+@one_of(2)
 @pytest.mark.parametrize(("programs", "count"), [(alone, 300), (replicated, 400)])
 def test_what_is_accepted_computes_what_plain_training_computes(
     programs: Callable[[], Programs], count: int

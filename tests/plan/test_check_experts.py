@@ -19,7 +19,7 @@ def test_the_plans_are_accepted_as_they_are() -> None:
         check(compiled.dag, compiled.plans)
 
 
-@one_of(4)
+@one_of(8)
 @drawn
 @pytest.mark.parametrize("name", EXPERT_MUTATIONS)
 def test_plans_with_a_mutation_are_refused(name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from draws import drawn, draws, every
+from draws import drawn, draws, every, one_of
 from hypothesis import given, settings
 from plan.devices import LATE, executed
 from plan.exactness import must_be_right
@@ -27,6 +27,7 @@ def test_any_legal_strategy_computes_what_one_device_computes(program: Program) 
     must_be_right(program)
 
 
+@one_of(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_any_total_order_that_the_dataflow_allows_is_accepted(seed: int) -> None:
     random = Random(seed)
@@ -38,6 +39,7 @@ WAYS = [(2, 2, 2, True), (4, 2, 3, True), (2, 2, 1, "pairs")]
 EVERY = [(name, *way) for name in BUILDERS for way in WAYS]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "dp", "ways", "zero", "ahead"), every(2, EVERY))
 def test_every_schedule_takes_experts(
     name: str, dp: int, ways: int, zero: int, ahead: Ahead

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from draws import one_of
 from synthetic import chain
 
 from piper import strategies
@@ -33,6 +34,7 @@ def test_what_would_hang_with_one_queue_is_lowered_with_care(
     assert first_blocked(compiled.plans) is None
 
 
+@one_of(3)
 @pytest.mark.parametrize("name", sorted(strategies.BUILDERS))
 @pytest.mark.parametrize("zero", [0, 3])
 def test_every_schedule_ends_with_one_queue(name: str, zero: int) -> None:

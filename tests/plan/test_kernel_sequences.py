@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from draws import one_of
 from synthetic import chain
 
 from piper.directives import Place, Split
@@ -47,6 +48,7 @@ def order(parts: list[Part]) -> Iterator[int]:
         yield from (part,) if isinstance(part, int) else (*part.at, *part.then)
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "zero", "late"), EVERY)
 def test_everything_is_done_once_and_after_what_it_needs(name: str, zero: int, late: bool) -> None:
     random = Random(f"{name}{zero}{late}")

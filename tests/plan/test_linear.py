@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from draws import one_of
 from synthetic import chain, moe_chain
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split
@@ -99,6 +100,7 @@ def stages_with_experts(n: int) -> object:
     return experts(n, 2)
 
 
+@one_of(3)
 @pytest.mark.parametrize(
     ("compiled", "size"),
     [

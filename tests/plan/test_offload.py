@@ -7,7 +7,7 @@ from functools import cache
 from random import Random
 
 import pytest
-from draws import drawn, draws
+from draws import drawn, draws, one_of
 from plan.devices import EARLY, LATE, executed, positions
 from plan.expert_programs import random_experts
 from plan.mutants import Mutation, Plans, Programs, at_random, changed, mutants, other
@@ -79,6 +79,7 @@ def with_experts(random: Random) -> Program:
     return random_experts(random, random.randint(1, 3), random.randint(1, 4), copies)
 
 
+@one_of(2)
 @drawn
 @pytest.mark.parametrize("kind", [random_unequal, with_experts])
 def test_unequal_replicas_and_experts_compute_the_same(kind: Callable[[Random], Program]) -> None:
@@ -150,12 +151,14 @@ WAITS: dict[str, Mutation] = {
 }
 
 
+@one_of(3)
 @drawn
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_plans_with_a_mutation_are_refused(name: str) -> None:
     must_be_refused(list(mutants(MUTATIONS[name], offloaded(), EXAMPLES)), at_least=FOUND)
 
 
+@one_of(2)
 @drawn
 @pytest.mark.parametrize("name", WAITS)
 def test_a_missing_wait_is_refused_unless_another_one_implies_it(name: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from shared_capture import one_model
 from synthetic import chain
@@ -75,6 +76,7 @@ def test_nothing_is_in_flight_where_most_is_held(zero: int, monkeypatch: Any) ->
     assert less < more
 
 
+@one_of(2)
 @pytest.mark.parametrize("zero", [2, 3])
 def test_the_numbers_are_those_of_plain_training(zero: int) -> None:
     model = Net()

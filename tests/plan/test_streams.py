@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from draws import one_of
 from plan.mutants import reads_of
 from synthetic import chain, moe_chain
 
@@ -123,6 +124,7 @@ def test_new_parameters_arrive_after_the_last_use_of_the_old_ones() -> None:
     assert replicated(chain(2, tied=True), 0, PP0=[0], PP1=[1]) == []
 
 
+@one_of(2)
 @pytest.mark.parametrize("stream", ["ep", "dp"])
 @pytest.mark.parametrize("zero", range(4))
 def test_rows_are_waited_for_where_they_are_read_and_where_they_end(zero: int, stream: str) -> None:

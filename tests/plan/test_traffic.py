@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from draws import one_of
 from synthetic import TOKENS, chain, moe_chain
 
 from piper.directives import Order, Place, Replicate, Shard, Split
@@ -28,6 +29,7 @@ def sent(zero: int, n: int, parts: int, regions: int = 4, **options: object) -> 
     return found[0]
 
 
+@one_of(2)
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_gradients_travel_as_often_as_the_level_says(n: int, parts: int) -> None:

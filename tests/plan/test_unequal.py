@@ -6,7 +6,7 @@ from itertools import product
 from random import Random
 
 import pytest
-from draws import drawn, draws, every
+from draws import drawn, draws, every, one_of
 from plan.devices import EARLY, LATE, executed
 from plan.mutants import mutants
 from plan.mutation_checks import accepted, any_mutation, is_right, must_be_refused
@@ -55,6 +55,7 @@ def test_any_unequal_strategy_computes_what_plain_training_computes() -> None:
 LISTS = ({0: [0, 2], 1: [1]}, {0: [0], 1: [1, 2, 3]}, {0: [0, 0, 1], 1: [2, 1, 1]})
 
 
+@one_of(4)
 @pytest.mark.parametrize(("lists", "schedule"), every(3, product(LISTS, BUILDERS)))
 def test_every_schedule_and_level_computes_what_plain_training_computes(
     schedule: str, lists: Lists
@@ -78,6 +79,7 @@ MESSAGES = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", MESSAGES)
 @pytest.mark.parametrize("lists", [[[0, 2], [1], [1]], [[0, 0, 1], [2, 1, 1], [0, 0, 1]]], ids=str)
 def test_orders_may_name_messages_of_unequal_replicas(name: str, lists: list[list[int]]) -> None:
@@ -99,6 +101,7 @@ def test_many_unequal_strategies_compute_what_plain_training_computes() -> None:
     compute(range(100, 5000))
 
 
+@one_of(4)
 @drawn
 @pytest.mark.parametrize("name", PLAIN)
 def test_mutated_plans_are_refused(name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from plain_loop import plain_losses
 from replicas import Net, data
 from torch import Tensor
@@ -114,6 +114,7 @@ def plain(make: Any) -> dict[str, Tensor]:
     return {name: one.detach() for name, one in model.named_parameters()}
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "update"), every(7, product(STRATEGIES, UPDATES)))
 def test_what_an_optimizer_assigns_is_trained(name: str, update: Update) -> None:
     make = partial(Assigning, update=update)
@@ -137,6 +138,7 @@ class Early(Assigning):
             self.state[p]["start"] = p.data
 
 
+@one_of(2)
 @pytest.mark.parametrize("make", [partial(Assigning, update=follows), Early])
 @pytest.mark.parametrize("what", [("optimizer",), ("parameters",), ("optimizer", "parameters")])
 def test_state_that_is_the_parameter_cannot_be_on_the_host(make: Any, what: Any) -> None:
@@ -187,6 +189,7 @@ def elsewhere(p: Any, change: Tensor, held: dict[str, Any]) -> None:
     p.data = p.data - change
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("name", "update"), every(2, product(("one", "replicas"), (in_list, in_dict, elsewhere)))
 )
@@ -206,6 +209,7 @@ def slow(p: Any, change: Tensor, held: dict[str, Any]) -> None:
     p.data.sub_(0.1 * held["slow"])
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("name", "update"), every(2, product(("one", "replicas"), (slow, previous, transposed)))
 )

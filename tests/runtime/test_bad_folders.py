@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import alone
-from draws import SOAK
+from draws import SOAK, one_of
 from replicas import data
 
 from piper import Trainer
@@ -49,6 +49,7 @@ def allowed(call: str, path: str) -> bool:
     return call == "resume missing_ok" and path in nothing
 
 
+@one_of(2)
 @pytest.mark.parametrize("call", CALLS)
 def test_paths_that_lead_nowhere_are_told(call: str, trainer: Trainer, tmp_path: Path) -> None:
     for name, path in bad_paths(tmp_path).items():

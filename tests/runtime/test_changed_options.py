@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from replicas import Net, data
 from torch.nn.functional import mse_loss
@@ -40,6 +41,7 @@ def trained(name: str, some: slice) -> list[float]:
     return losses
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", CHANGES)
 def test_options_of_some_optimizers_only_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=f"has set {name}=.* in some optimizers only"):

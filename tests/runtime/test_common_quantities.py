@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.nn.utils import clip_grad_norm_
@@ -176,6 +177,7 @@ TOGETHER: list[Callable[[Any], Optimizer]] = [
 ]  # fmt: skip
 
 
+@one_of(3)
 @pytest.mark.parametrize("make", TOGETHER)
 def test_updates_that_depend_on_others_are_refused(make: Any) -> None:
     with pytest.raises(StrategyError, match="together differently than one by one"):
@@ -260,6 +262,7 @@ ALONE: list[Callable[[Any], Optimizer]] = [
 ]  # fmt: skip
 
 
+@one_of(3)
 @pytest.mark.parametrize("make", ALONE)
 def test_updates_of_each_parameter_alone_are_allowed(make: Any) -> None:
     refuse_common(make, BUCKETS)
@@ -310,6 +313,7 @@ class MaskedAndClipped(Masked):
         super().step()
 
 
+@one_of(2)
 @pytest.mark.parametrize("make", [clipped, partial(clipped, chosen="weight"), MaskedAndClipped])
 def test_some_parameters_together_or_of_one_size_only(make: Any) -> None:
     with pytest.raises(StrategyError, match="updates parameters together differently"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from draws import one_of
 from hand_divided import MODELS, Result, plainly, together
 
 from piper.directives import Directive, Order, Place, Replicate, Shard, Split
@@ -52,6 +53,7 @@ def agree(found: Result, wanted: Result) -> None:
         torch.testing.assert_close(found.parameters[name], tensor, rtol=1e-12, atol=1e-12)
 
 
+@one_of(3)
 @pytest.mark.parametrize(
     ("ways", "copies", "zero"),
     [(2, 1, None), (2, 1, 3), (4, 1, 1), (2, 2, 0), (2, 2, 1), (2, 2, 2), (2, 2, 3)],
@@ -82,6 +84,7 @@ PIPELINE = [
 ]  # fmt: skip
 
 
+@one_of(2)
 @pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("slots", [OVERLAPPED, HALVES], ids=["overlapped", "halves"])
 @pytest.mark.parametrize("name", MODELS)
@@ -93,6 +96,7 @@ def test_it_does_in_every_order(name: str, slots: list, zero: int) -> None:
     agree(found, expected(name, 1, 4))
 
 
+@one_of(2)
 @pytest.mark.parametrize(("ordered", "zero"), [(True, 1), (False, 3)])
 @pytest.mark.parametrize("name", MODELS)
 def test_it_does_in_a_pipeline(name: str, ordered: bool, zero: int) -> None:
@@ -104,6 +108,7 @@ def test_it_does_in_a_pipeline(name: str, ordered: bool, zero: int) -> None:
     agree(found, expected(name, 2, 4))
 
 
+@one_of(3)
 @pytest.mark.parametrize(("before", "after"), [((2, 0), (1, 0)), ((2, 1), (4, 0)), ((4, 3), (2, 3)),
                                                ((1, 0), (2, 2))])  # fmt: skip
 @pytest.mark.parametrize("name", MODELS)

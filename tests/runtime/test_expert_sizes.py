@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.backends import opt_einsum
 from torch.nn import functional as F
@@ -110,6 +110,7 @@ def plain(model: Net, width: int) -> list[float]:
 SIZES = [(4, 6), (6, 6), (4, 8), (8, 6)]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("inside", "sizes"), every(20, product(INSIDE, SIZES)))
 def test_experts_that_count_themselves_train_as_on_one_device(
     inside: Inside, sizes: tuple[int, int]
@@ -137,6 +138,7 @@ def planned(equation: str, *operands: Tensor, optimize: str) -> tuple[object, ..
     return [(first, 2), (0, 1)], None
 
 
+@pytest.mark.soak
 def test_an_einsum_is_traced_where_opt_einsum_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     package = SimpleNamespace(contract_path=planned)
     monkeypatch.setattr(opt_einsum, "is_available", lambda: True)
@@ -155,6 +157,7 @@ def in_all(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     return grouped_mm(rows, weight, counts) * share[ids_of(counts)].unsqueeze(1)
 
 
+@one_of(2)
 @pytest.mark.parametrize("inside", [as_number, in_all])
 def test_experts_that_use_their_number_in_another_way_are_not_supported(inside: Inside) -> None:
     strategy = [Place(where(), [0, 1]), Replicate(where(), [0, 1]), Shard(where(EP=0), [0, 1])]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from checkpoints import alone, weights
-from draws import drawn, draws
+from draws import drawn, draws, one_of
 from replicas import data
 
 from piper import Trainer
@@ -109,6 +109,7 @@ def calls_of_a_save(trainer: Trainer, folder: Path) -> int:
         return seen() + 1
 
 
+@one_of(2)
 @drawn
 @pytest.mark.parametrize("name", DISASTERS)
 def test_a_save_is_whole_or_told(name: str, trainer: Trainer, tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def test_one_device_is_bitwise_the_loop() -> None:
         assert torch.equal(found.parameters[name], master), name
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("schedule", "zero"), levels_of(BUILDERS, LEVELS, nth=8, first=5))
 def test_every_schedule_with_every_level(schedule: str, zero: int) -> None:
     replicas = 1 if schedule == "dualpipe" else 2

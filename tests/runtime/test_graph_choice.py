@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from shared_capture import using
 from synthetic import chain
 from taped import ADAMW, ROWS, OperatorTape, llama
@@ -80,6 +80,7 @@ def run(found: GraphChoice, steps: int) -> None:
             act()
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("seconds", "then"),
     [

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from experts import Mixed
 from shared_capture import using
 from taped import ADAMW, ROWS, OperatorTape, llama
@@ -69,6 +70,7 @@ CASES = [  # the last: with gradients that are clipped, without, or both
 ]
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("made", "name", "options", "max_norm"),
     [

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import alone
-from draws import drawn, draws
+from draws import drawn, draws, one_of
 from hostile import DEEP, VALUES, changed, places
 from replicas import data
 
@@ -108,6 +108,7 @@ def saved(original: Saved, tmp_path: Path) -> Saved:
     return Saved(Path(shutil.copytree(original.run, tmp_path / "run")), original.trainer)
 
 
+@one_of(2)
 @drawn
 @pytest.mark.parametrize("kind", ["pointer", "index", "process"])
 def test_any_value_may_be_anything(kind: str, saved: Saved) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from torch import nn
 
 import piper
@@ -16,6 +17,7 @@ from piper.errors import RunError
 IDS = torch.arange(8).view(4, 2)
 
 
+@one_of(2)
 @pytest.mark.parametrize(("parts", "first"), [(1, 5), (2, 9)])
 @pytest.mark.parametrize("position", [0, 1], ids=["ids", "labels"])
 def test_an_index_out_of_range_is_explained(position: int, parts: int, first: int) -> None:

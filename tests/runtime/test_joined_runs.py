@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import SOAK, every
+from draws import SOAK, every, one_of
 from plain_loop import plain_losses
 from torch import Tensor, fx, nn
 from torch.nn import functional
@@ -123,6 +123,7 @@ def trained(strategy: Any, compiled: bool, dropout: float, batch_norm: bool) -> 
     return rehearsed(replace(known, options=options), [Batch.of(one) for one in data()])
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", every(4, STRATEGIES))
 def test_joined_regions_train_as_regions_alone(name: str, sequences_seen: list[int]) -> None:
     """Eager ones to the last bit: they call the same operators on the same numbers."""
@@ -150,6 +151,7 @@ def trained_alone(strategy: Any, dropout: float, batch_norm: bool) -> Rehearsal:
         return trained(strategy, False, dropout, batch_norm)
 
 
+@one_of(2)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_joined_regions_train_as_plain_pytorch(sequences_seen: list[int], compiled: bool) -> None:
     """Batch norm sees microbatches, so the plain loop does, too."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from shared_capture import one_model
 from torch import nn
 
@@ -70,6 +70,7 @@ def must_be_equal(monkeypatch: pytest.MonkeyPatch, kind: str, calls: int, **opti
         assert torch.equal(ours[name], tensor), name
 
 
+@one_of(2)
 @pytest.mark.parametrize("kind", every(3, ELEMENTWISE))
 def test_every_optimizer_that_treats_elements_by_themselves(
     kind: str, monkeypatch: pytest.MonkeyPatch

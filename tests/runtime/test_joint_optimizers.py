@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from replicas import Net, data
 from torch.nn import functional
 
@@ -95,6 +96,7 @@ class Counting(torch.optim.SGD):
                 p -= group["lr"] / (type(self).count + STEPS["global"]) * p.grad
 
 
+@one_of(2)
 @pytest.mark.parametrize("strategy", [ONE, TWO], ids=["one bucket", "two buckets"])
 @pytest.mark.parametrize("where", ["class", "global"])
 @pytest.mark.parametrize("kind", [Counting, Langevin])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from replicas import Net, data
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import LambdaLR
@@ -123,6 +123,7 @@ def train(
 CASES = [*product(STRATEGIES, (torch.optim.SGD, Own), CHANGES)]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "kind", "change"), every(7, CASES))
 def test_what_plans_would_not_see_is_refused(name: str, kind: Any, change: Any) -> None:
     with pytest.raises(InputError, match=CHANGES[change]):
@@ -220,6 +221,7 @@ LATE = {
 }
 
 
+@one_of(2)
 @pytest.mark.parametrize("change", LATE)
 def test_a_scheduler_that_changes_more_than_options(change: Any) -> None:
     batches = [*data(steps=5), *data(steps=5)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from mixed_precision import batches, build, captured
 from runtime.test_replicate import legal, stages_of
 from shared_capture import using
@@ -104,6 +104,7 @@ def assert_as_by_hand(found: Rehearsal, wanted: ByHand, tolerance: float = 2e-3)
 CASES = every(2, [("1f1b", 0, None), ("zb-h1", 1, 0.05), ("zbv", 3, 0.05), ("gpipe", 2, None)])
 
 
+@one_of(2)
 @pytest.mark.parametrize(("schedule", "zero", "max_norm"), CASES)
 def test_replicas_skip_and_scale_as_one_process_does(
     schedule: str, zero: int, max_norm: float | None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from small_training import SGD, TWO, Net, assert_equal, data, plainly
 from torch import Tensor, nn
 from torch.nn import functional
@@ -37,6 +37,7 @@ LABELLED: dict[str, Callable[..., Any]] = {
 WAYS = product(LABELLED, ["microbatches", "replicas"])
 
 
+@one_of(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_class_weights_of_any_value_are_counted_exactly(seed: int) -> None:
     """In float32: trials run in float64, and a sum in float32 would be another one."""
@@ -50,6 +51,7 @@ def test_class_weights_of_any_value_are_counted_exactly(seed: int) -> None:
     assert_equal(result, plainly(Net(), loss_fn, batches))
 
 
+@one_of(2)
 @pytest.mark.parametrize(("loss", "strategy"), every(5, WAYS))
 def test_a_mean_over_labels_that_count_is_weighed_by_them(loss: str, strategy: str) -> None:
     """Piper counts them. Microbatches with few of them must weigh less."""
@@ -68,6 +70,7 @@ def test_a_mean_over_labels_that_count_is_weighed_by_them(loss: str, strategy: s
     assert_equal(result, plainly(Net(), loss_fn, batches))
 
 
+@one_of(2)
 @pytest.mark.parametrize("loss_fn", [LABELLED["plain"], LABELLED["smoothed"], LABELLED["by hand"]])
 def test_a_microbatch_without_any_label_that_counts_weighs_nothing(loss_fn: Any) -> None:
     labels = torch.tensor([-100, -100, -100, 1, 2, -100, 3, 3, 4, -100, -100, -100])
@@ -92,6 +95,7 @@ EMPTY: dict[str, Any] = {
 }
 
 
+@one_of(4)
 @pytest.mark.parametrize("sizes", [None, [3, 3, 3, 3], [2, 2, 4, 4]], ids=str)
 @pytest.mark.parametrize("name", EMPTY)
 def test_a_microbatch_whose_gradient_would_be_nan_weighs_nothing(
@@ -123,6 +127,7 @@ REFUSED: dict[str, tuple[list[int], Any, Any]] = {
 }  # fmt: skip
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_where_something_would_be_lost(name: str) -> None:
     """What is divided by zero may not be zero."""
@@ -222,6 +227,7 @@ def plain_own(loss: Callable[..., Any], batches: Any) -> Any:
     return plainly(Own(loss), lambda output, _: output, [(x, y, y) for x, y in batches])
 
 
+@one_of(2)
 @pytest.mark.parametrize("loss", every(2, [*LABELLED.values(), functional.mse_loss]))
 def test_a_models_own_loss_is_counted_too(loss: Callable[..., Any]) -> None:
     labels = torch.tensor([-100, -100, -100, 1, 2, -100, 3, 3, 4, 0, 5, 1])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from replicas import Net, data
 from shared_capture import one_model
 from torch import nn
@@ -122,6 +123,7 @@ def grown(sizes: list[int]) -> list[tuple[torch.Tensor, ...]]:
     return [(x[:n], y[:n]) for (x, y), n in zip(batches(), sizes, strict=False)]
 
 
+@one_of(2)
 @pytest.mark.parametrize("saved", [None, 1, 3])
 @pytest.mark.parametrize("sizes", [[4, 4, 4, 8, 8], [8, 4, 8, 4, 8]])
 def test_parameters_that_are_not_used_in_a_step_have_its_rate_later(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import every
+from draws import every, one_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD, AdamW
@@ -154,6 +154,7 @@ STRATEGIES = {
 MAKERS = [of_s4, without_decay, sets_and_reads, partial(ReadsInStep, lr=1)]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("make", "strategy"), every(2, product(MAKERS, STRATEGIES)))
 def test_groups_by_attributes_train_as_in_a_plain_loop(make: Any, strategy: str) -> None:
     made = torch.Generator().manual_seed(0)

@@ -4,7 +4,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from draws import every
+from draws import every, one_of
 from replicas import ADAMW, STEPS, batches, captured, close, close_tensors, plain
 from runtime.test_replicate import LEVELS, legal, stages_of
 from runtime.test_shard import ROUTINGS
@@ -60,6 +60,7 @@ def test_every_schedule_with_slots_that_overlap(schedule: str) -> None:
     rehearsed(legal(schedule, 2, dp=dp, ep=2, zero=2, ahead="pairs"), replicas, "skewed")
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("schedule", "zero", "options"),
     [

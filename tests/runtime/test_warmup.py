@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from experts import Mixed
 from memory_meter import Meter
 from shared_capture import using
@@ -50,6 +51,7 @@ def mixed() -> tuple[Any, ...]:
     return model, mixed_loss, (rows, rows), capture(model, mixed_loss, (rows[:1], rows[:1]))
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("made", "name", "options"),
     [
@@ -137,6 +139,7 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Any]]:
 KEPT = {False: "dualpipev", True: None, "attention": "dualpipev", "matmuls": None, 0.5: None}
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("name", "remat"),
     [

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from draws import one_of
 from sim.atomic import atomic
 from synthetic import chain
 
@@ -42,6 +43,7 @@ def idle(found: Simulated) -> set[float]:
     return {round(found.seconds - one.compute, 6) for one in report(found).devices}
 
 
+@one_of(2)
 @pytest.mark.parametrize("costs", UNITS, ids=["blocks", "ahead"])
 @pytest.mark.parametrize(("pp", "microbatches"), SIZES)
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1"])
@@ -52,6 +54,7 @@ def test_the_bubble_is_the_closed_form(name: str, pp: int, microbatches: int, co
     assert idle(found) == {forms.get(name, (pp - 1) * (1 + 2))}  # (PP-1) (F + B)
 
 
+@one_of(2)
 @pytest.mark.parametrize("pp", [2, 3, 4, 8])
 def test_zbv_has_no_bubble_between_its_first_and_last_work(pp: int) -> None:
     found = price(compiled("zbv", pp, 4 * pp), Costs(), NETWORKS["none"])
@@ -62,6 +65,7 @@ def test_zbv_has_no_bubble_between_its_first_and_last_work(pp: int) -> None:
         assert own == pytest.approx(one.compute)
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("name", "ranks", "stages"),
     [("dualpipe", 4, 4), ("dualpipe", 8, 8), ("dualpipev", 2, 4), ("dualpipev", 4, 8)],
@@ -90,6 +94,7 @@ def heavy(stages: int) -> Model:
     return replace(model, regions=regions)
 
 
+@one_of(2)
 @pytest.mark.parametrize("pp", [2, 4, 8])
 def test_live_activations_are_those_of_the_table(pp: int) -> None:
     """1F1B and ZB-H1 hold PP, DualPipe and DualPipeV PP+1 (PP stages), GPipe all microbatches."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from draws import one_of
 from synthetic import chain, moe_chain
 
 from piper.costs import Costs
@@ -55,6 +56,7 @@ def on_the_clock(name: str, options: dict[str, int], costs: Costs) -> Simulated:
     return price(compiled(name, tuple(options.items())), costs, SLOW)
 
 
+@one_of(3)
 @pytest.mark.parametrize("costs", [GPU, CPU], ids=["ahead", "blocks"])
 @pytest.mark.parametrize(("name", "options"), STRATEGIES)
 def test_compute_waiting_and_bubble_are_the_step(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from draws import one_of
 from synthetic import chain, moe_chain
 
 from piper.costs import Costs
@@ -19,6 +20,7 @@ PORTS = Network(4, Link(200.0, 0.01), Link(100.0, 0.02))
 SHARED = replace(PORTS, uplink=Link(300.0), spine=Link(900.0))
 
 
+@one_of(3)
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(
     ("name", "model", "options", "network"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from draws import every
+from draws import every, one_of
 from synthetic import chain
 
 from piper import Stage, Strategy
@@ -74,6 +74,7 @@ def step(model: Model, strategy: Strategy, sizes: Sequence[int], costs: Costs) -
     return price(compile_strategy(model, by_hand, costs=costs)).seconds
 
 
+@one_of(2)
 @pytest.mark.parametrize("seed", every(24, range(120)))
 def test_no_cut_is_slower_than_an_even_one_or_the_most_equal_one(seed: int) -> None:
     random = Random(seed)

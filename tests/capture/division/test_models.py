@@ -23,7 +23,7 @@ from capture.division.models import (
     nll,
 )  # fmt: skip
 from capture.interpreter import Interpreter, eager, state
-from draws import levels_of
+from draws import levels_of, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -291,6 +291,7 @@ class Selected(Chosen):
         return self.head(x[kept]), tokens[kept]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "what"), levels_of(SELECTED, ["weights", "tokens"]))
 def test_a_loss_of_selected_tokens_in_a_divided_region_says_what_to_write(
     name: str, what: What

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from capture.division.trials import joined, piece
-from draws import drawn, draws
+from draws import drawn, draws, one_of
 from torch import Tensor, fx
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -184,6 +184,7 @@ def compare(case: Case, mistake: Any = None) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE * 10)
 
 
+@one_of(2)
 @drawn
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_ring_is_attention(mask: str) -> None:

@@ -149,7 +149,7 @@ def name(one: Trial) -> str:
     return str(one.target)
 
 
-@one_of(2)
+@one_of(8)
 @drawn
 @pytest.mark.parametrize("one", TRIALS, ids=name)
 def test_devices_together_give_what_one_gives(one: Trial) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import drawn, draws, every
+from draws import drawn, draws, every, one_of
 from loss_forms import PARTS, ROWS, Loss, difference, form_of
 from torch import Tensor
 from torch.nn import functional as F
@@ -98,6 +98,7 @@ EACH = [
 ]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("mask", "choice", "reduction"), every(5, EACH))
 def test_each_way_to_choose_and_each_reduction_is_known(
     mask: Masks, choice: Choice, reduction: Callable[..., Tensor]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from draws import levels_of
+from draws import levels_of, one_of
 from loss_forms import CLASSES, PARTS, ROWS, Loss, difference, form_of
 from torch import Tensor
 from torch.nn import functional as F
@@ -125,6 +125,7 @@ NOT_PROVED: dict[str, Loss] = {
 SIZES = [PARTS, ROWS * PARTS]  # microbatches of several rows, and of one
 
 
+@one_of(3)
 @pytest.mark.parametrize(("name", "parts"), levels_of(PROVED, SIZES, nth=3))
 def test_what_is_proved_holds(name: str, parts: int) -> None:
     loss = PROVED[name]

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from draws import every, levels_of
+from draws import every, levels_of, one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from trained_as_plain import assert_trains_as_plain
@@ -120,11 +120,13 @@ def form(loss: Loss, rows: int) -> LossForm:
     return own_form(Model(loss), inputs_of(data(1, rows)), "cpu", None, LossForm())
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "rows"), levels_of(PROVED, [1, 2, 3]))
 def test_tokens_first_is_proved(name: str, rows: int) -> None:
     assert form(PROVED[name], rows).kind == "mean"
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", MEETING)
 def test_rows_that_are_not_where_they_were_are_seen(
     name: str, caplog: pytest.LogCaptureFixture
@@ -138,6 +140,7 @@ def test_rows_that_are_not_where_they_were_are_seen(
 WAYS = [(name, one) for name in PROVED for one in STRATEGIES]
 
 
+@one_of(2)
 @pytest.mark.parametrize(("name", "strategy"), every(3, WAYS))
 def test_models_with_tokens_first_train_as_in_plain_pytorch(name: str, strategy: Strategy) -> None:
     make, batches = partial(Model, PROVED[name]), [data(seed) for seed in range(3)]
