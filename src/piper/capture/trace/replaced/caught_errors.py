@@ -86,9 +86,11 @@ def _made(kind: Any, note: Callable[[Exception], None]) -> Iterator[None]:
 def line_that_catches(errors: Errors) -> str | None:
     """Of the model, as far as it runs now."""
     for frame in frames_of_model():
-        file, line = frame.f_code.co_filename, frame.f_lineno
+        file, line, begins = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_firstlineno
         for first, last, handlers in attempts(file):
-            if first <= line <= last and any(catches(one, frame, errors) for one in handlers):
+            if not begins < first <= line <= last:  # a function that begins in it is called later
+                continue
+            if any(catches(one, frame, errors) for one in handlers):
                 return short_line(file, line)
     return None
 
