@@ -134,6 +134,13 @@ def test_all_problems_of_a_kind_are_reported_at_once() -> None:
     )
 
 
+def test_numbers_begin_at_0() -> None:
+    with pytest.raises(
+        StrategyError, match="add 0F0 and 0B0; stages and microbatches count from 0"
+    ):
+        check(table("0F1 0B1 0F2 0B2"))
+
+
 def test_a_mistyped_number_costs_no_time() -> None:
     with pytest.raises(StrategyError) as refused:
         check(table("0F0 0B0 0F999999999 0B999999999"))

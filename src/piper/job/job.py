@@ -28,7 +28,7 @@ from piper.job.batch.fixed_rows import FixedRows
 from piper.job.batch.replica_batches import ReplicaBatches
 from piper.job.batch.whole_inputs import KnownInputs, WholeInputs
 from piper.job.capture_errors import FirstInputs
-from piper.job.compile.chosen_directives import plans_text, regions_text, with_stages
+from piper.job.compile.chosen_directives import log_capture, plans_text, with_stages
 from piper.job.compile.compiler import Compiled, compile_strategy
 from piper.job.compile.division import division_requests, feeds_of, is_dense
 from piper.job.compile.layer_search import LayerSearch
@@ -215,7 +215,7 @@ class Job:
         parts = self.rows.of_each_size(batch).items()
         found = of_sizes({rows: self.capture_of(batch, one, requests) for rows, one in parts})
         self.trained.see(found.model)
-        LOG.info("captured %s in %.1f s", regions_text(found), time.perf_counter() - started)
+        log_capture(found, time.perf_counter() - started)
         return found
 
     def capture_of(self, batch: Batch, one: Batch, requests: Sequence[DivisionRequest]) -> Captured:

@@ -14,6 +14,7 @@ from piper.strategies.schedules.table import Action, Table, ranks_of
 Rule = Callable[[Table], Iterator[Problem]]
 COMPLETE = ({F, B}, {F, BI, BW})
 SHOWN = 10  # problems in one message
+FROM_0 = "; stages and microbatches count from 0"
 
 
 def check(table: Table) -> None:
@@ -72,7 +73,9 @@ def every_stage_sees_every_microbatch(table: Table) -> Iterator[Problem]:
     for stage, seen in by_stage(table).items():
         for absent in missing(seen, count):
             what = f"stage {stage} never runs microbatch {absent}"
-            yield Problem(what, f"add {stage}F{absent} and {stage}B{absent}")
+            yield Problem(
+                what, f"add {stage}F{absent} and {stage}B{absent}{FROM_0 * (absent == 0)}"
+            )
 
 
 def every_microbatch_goes_forward_and_back(table: Table) -> Iterator[Problem]:

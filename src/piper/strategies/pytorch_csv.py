@@ -12,11 +12,10 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from piper.errors import Problem, StrategyError
+from piper.errors import Problem, StrategyError, some_names
 from piper.names import BI, BW, B, F, Phase, with_article
 from piper.strategies.schedules.table import Action, Slot, Table
 
@@ -31,7 +30,6 @@ ACCEPTED = (
     "write stage, pass and microbatch, as in 0F0 (forward), 0B0 (backward), 0BI0 and 0BW0 (its "
     "halves, or 0I0 and 0W0) or (0F7;3B2)OVERLAP_F_B, or leave the cell empty"
 )
-SHOWN = 10  # bad cells in one message
 
 
 def print_csv(table: Table) -> str:
@@ -64,7 +62,7 @@ def parse_csv(text: str) -> Table:
         raise StrategyError("schedule text", problem)
     rows = read_cells(text)
     slots = [[parse_slot(text.strip()) for text in cells] for cells in rows]
-    problems = list(not_a_table(rows, slots)) or list(islice(unreadable(rows, slots), SHOWN))
+    problems = list(not_a_table(rows, slots)) or list(unreadable(rows, slots))
     if problems:
         raise StrategyError("schedule text", *problems)
     return Table(tuple(tuple(slot for slot in row if slot) for row in slots))
@@ -112,14 +110,19 @@ def is_header(cells: list[str], slots: list[Slot | None]) -> bool:
 
 
 def unreadable(rows: list[list[str]], slots: list[list[Slot | None]]) -> Iterator[Problem]:
-    for number, cells in enumerate(rows):
-        for column, text in enumerate(cells):
-            if slots[number][column] is None:
-                place = f"row {number + 1} (rank {number}), column {column + 1}"
-                yield not_an_action(place, text.strip())
+    """The first cell that is no action, with its place, and what the others have."""
+    bad = [
+        (f"row {number + 1} (rank {number}), column {column + 1}", text.strip())
+        for number, cells in enumerate(rows)
+        for column, text in enumerate(cells)
+        if slots[number][column] is None
+    ]
+    if bad:
+        (place, text), *others = bad
+        yield not_an_action(place, text, [repr(other) for _, other in others])
 
 
-def not_an_action(place: str, text: str) -> Problem:
+def not_an_action(place: str, text: str, others: Sequence[str] = ()) -> Problem:
     """
     >>> print(not_an_action("row 1 (rank 0), column 1", "runs/schedule.csv"))
     row 1 (rank 0), column 1: 'runs/schedule.csv' is the name of a file
@@ -129,7 +132,8 @@ def not_an_action(place: str, text: str) -> Problem:
         return Problem(
             f"{place}: {text!r} is the name of a file", f"give its text, Path({text!r}).read_text()"
         )
-    return Problem(f"{place}: {text!r} is not an action", ACCEPTED)
+    nor = f", nor {'is' if len(others) == 1 else 'are'} {some_names(others)}" if others else ""
+    return Problem(f"{place}: {text!r} is not an action{nor}", ACCEPTED)
 
 
 def parse_slot(text: str) -> Slot | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from piper.capture import Captured
@@ -9,11 +10,20 @@ from piper.directives import Directive, Stage, Strategy
 from piper.job.compile.compiler import Compiled
 from piper.names import amount
 
+LOG = logging.getLogger("piper")
+QUICK = 0.05  # seconds
+
 
 def is_cut(strategy: Strategy) -> bool:
     """Whether some directive makes several stages of the model."""
     stages = (d.stages for d in strategy if isinstance(d, Stage))
     return any(stage > 1 if isinstance(stage, int) else len(stage) > 1 for stage in stages)
+
+
+def log_capture(captured: Captured, seconds: float) -> None:
+    """What was captured before takes no time, and is no news."""
+    level = logging.INFO if seconds >= QUICK else logging.DEBUG
+    LOG.log(level, "captured %s in %.1f s", regions_text(captured), seconds)
 
 
 def regions_text(captured: Captured) -> str:
