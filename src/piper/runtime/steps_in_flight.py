@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from math import isfinite
 
 import torch
 
@@ -13,6 +16,12 @@ from piper.runtime.execute import Program
 from piper.runtime.hardware import peak_gib
 from piper.runtime.metrics import Readings
 
+LOG = logging.getLogger("piper")
+LOST = (
+    "the loss of microbatch %d is not finite, and those of others are, so the loss of the step is "
+    "not finite, either. Where nothing of a microbatch counts, as without labels, divide by at "
+    "least 1 in your loss (`.clamp(min=1)`); one microbatch gives the loss of the whole batch"
+)
 MOST = 2  # steps that the host may run ahead of a GPU
 
 
@@ -101,7 +110,21 @@ def readings(
 ) -> tuple[float, float, dict[int, float]]:
     loss, squares = totals.tolist()
     parts = torch.stack(list(losses.values())).tolist() if losses else []
-    return loss, squares**0.5, dict(zip(losses, parts, strict=True))
+    found = dict(zip(losses, parts, strict=True))
+    tell_of_lost(loss, found)
+    return loss, squares**0.5, found
+
+
+def tell_of_lost(loss: float, parts: Mapping[int, float]) -> None:
+    """The loss of a whole batch may be a number where that of a microbatch is none."""
+    lost = [number for number, one in parts.items() if not isfinite(one)]
+    if not isfinite(loss) and 0 < len(lost) < len(parts):
+        warn_of_lost(lost[0])
+
+
+@cache
+def warn_of_lost(number: int) -> None:
+    LOG.warning(LOST, number)
 
 
 def steps_on(device: torch.device) -> HostSteps | CudaSteps:

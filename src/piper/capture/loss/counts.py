@@ -115,10 +115,10 @@ def _count_of(
             what = f"labels other than {ignored}"
             _count_labels(graph, copies[labels], ignored, copies[weight] if weight else None)
             full, empty = (_numel(labels), True) if weight is None else (None, False)
-        case Chosen(mask):
+        case Chosen(mask, alone):
             what = f"elements that the mask in {line(mask) or 'the loss'} chooses"
             graph.output(graph.call_function(aten.sum.default, (copies[mask],)))
-            full, empty = _numel(mask), True
+            full, empty = _numel(mask), alone
         case Total(total, value):
             what = f"what {line(value) or 'the loss'} divides by"
             graph.output(copies[total])
@@ -174,7 +174,7 @@ def _ends(found: Divisor) -> list[fx.Node]:
     match found:
         case Labels(labels, _, weight):
             return [labels] if weight is None else [labels, weight]
-        case Chosen(mask):
+        case Chosen(mask=mask):
             return [mask]
         case Total(total, _):
             return [total]

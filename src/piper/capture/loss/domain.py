@@ -39,6 +39,7 @@ class Chosen:
     """Divided by the number of elements that a mask chooses."""
 
     mask: fx.Node
+    alone: bool = True  # whether only these are summed: if there are none, gradients are zero
 
 
 Divisor = PerRow | Total | Average | Labels | Chosen

@@ -145,7 +145,7 @@ def quotient(call: Call) -> Known:
     if isinstance(b, Number):
         return scaled(a, -b.power)
     if isinstance(b, Size):
-        return over_chosen(a, Chosen(b.mask))
+        return over_chosen(call, a, b.mask)
     if b == FIXED:
         return times_constant(call, a) if isinstance(a, Reduced | Root) else linear(call, a, b)
     total, value = total_of(call, "other"), call.given["other"]
@@ -158,14 +158,22 @@ def quotient(call: Call) -> Known:
     return elementwise(call)
 
 
-def over_chosen(known: Known, divisor: Chosen) -> Known:
+def over_chosen(call: Call, known: Known, mask: fx.Node) -> Known:
     """Divided by the number of elements that a mask chooses."""
     match known:
         case Reduced(()):
-            return Reduced((divisor,))
-        case Rows(dim, None, mask):
-            return Rows(dim, divisor, mask)
+            return Reduced((Chosen(mask, sums_chosen(call.given["self"])),))
+        case Rows(dim, None, own):
+            return Rows(dim, Chosen(mask, own is not None), own)
     return MIXED
+
+
+def sums_chosen(total: fx.Node) -> bool:
+    """Whether a total is one of chosen elements: their number follows from values."""
+    while len(total.all_input_nodes) == 1 and not shape(total.all_input_nodes[0]):
+        (total,) = total.all_input_nodes
+    sizes = (size for one in total.all_input_nodes for size in shape(one))
+    return any(not isinstance(size, int) for size in sizes)
 
 
 def times_constant(call: Call, known: Reduced | Root) -> Known:

@@ -35,6 +35,7 @@ from piper.runtime.optimizers.known_optimizers import MakeOptimizer, MakeSchedul
 from piper.runtime.state.averages import advance, swap
 from piper.runtime.state.device_state import BucketState, DeviceState, assembled
 from piper.runtime.state.initial_values import Init
+from piper.runtime.steps_in_flight import tell_of_lost
 from piper.runtime.thread_devices import run_together
 
 Watch = Callable[[BucketState], None]
@@ -191,5 +192,6 @@ def refuse_different(batches: Sequence[Batch]) -> None:
 def remember(seen: list[list[Any]], number: int, program: Program) -> None:
     first = program.batch.first
     losses = {first + part: loss.item() for part, loss in program.losses.items()}
+    tell_of_lost(program.totals[0].item(), losses)
     seen[number].append((program.totals.clone(), losses))
     advance(program.state)
