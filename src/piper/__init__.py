@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 from piper.directives.strategy import draw_with as _draw_with
 from piper.garbage import importing as _importing
+from piper.shown_warnings import show_warnings as _show_warnings
+
+_show_warnings()
 
 if TYPE_CHECKING:
     from piper import errors as errors

@@ -21,22 +21,6 @@ def test_a_fast_command_says_nothing(capsys: pytest.CaptureFixture[str]) -> None
     assert LOG.level == level
 
 
-def test_warnings_of_a_fast_command_say_who_warns(capsys: pytest.CaptureFixture[str]) -> None:
-    before = list(logging.root.handlers)
-    try:
-        logging.root.handlers = []
-        with told_if_slow("train.py"):
-            LOG.warning("no parameter has a bias")
-        assert capsys.readouterr().err == "piper: no parameter has a bias\n"
-
-        logging.root.handlers = [logging.NullHandler()]  # as the script wants it
-        with told_if_slow("train.py"):
-            LOG.warning("no parameter has a bias")
-        assert capsys.readouterr().err == ""
-    finally:
-        logging.root.handlers = before
-
-
 def test_a_slow_command_says_so_and_what_follows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

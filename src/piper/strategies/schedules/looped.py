@@ -24,6 +24,7 @@ def gpipe(pp: int, microbatches: int) -> Table:
     PP rank 2  F0 F1 F2 F3 B0 B1 B2 B3
     """
     require_at_least("gpipe", 1, pp=pp, microbatches=microbatches)
+    note_bubble("gpipe", pp, microbatches)
     loop = Loop(pp, microbatches)
     return Table(tuple(loop.whole(rank, warmup=microbatches) for rank in range(pp)))
 
@@ -37,7 +38,7 @@ def one_f_one_b(pp: int, microbatches: int) -> Table:
     PP rank 2  F0 B0 F1 B1 F2 B2 F3 B3
     """
     require_at_least("1f1b", 1, pp=pp, microbatches=microbatches)
-    note_bubble("1f1b", pp, pp, microbatches)
+    note_bubble("1f1b", pp, microbatches)
     loop = Loop(pp, microbatches)
     return Table(tuple(loop.whole(rank, warmup=pp - 1 - rank) for rank in range(pp)))
 
@@ -65,7 +66,7 @@ def zb_h1(pp: int, microbatches: int) -> Table:
     PP rank 2  F0 BI0 F1 BI1 F2 BI2 BW0 F3 BI3 BW1 BW2 BW3
     """
     require_at_least("zb-h1", 1, pp=pp, microbatches=microbatches)
-    note_bubble("zb-h1", pp, pp, microbatches)
+    note_bubble("zb-h1", pp, microbatches)
     loop = Loop(pp, microbatches)
     return Table(tuple(loop.split(rank, pp - 1 - rank, delay=rank) for rank in range(pp)))
 
@@ -122,6 +123,7 @@ class Loop:
 def interleaved(name: str, pp: int, microbatches: int, virtual: int, instead: str) -> Loop:
     require_at_least(name, 1, pp=pp, microbatches=microbatches)
     require_virtual_stages(name, virtual, instead)
+    note_bubble(name, pp, microbatches)
     return Loop(pp, microbatches, virtual, microbatches_per_round(name, pp, microbatches))
 
 

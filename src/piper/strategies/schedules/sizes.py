@@ -87,14 +87,14 @@ def nearest(pp: int, microbatches: int, step: int) -> int:
     return microbatches
 
 
-def note_bubble(name: str, stages: int, devices: int, microbatches: int) -> None:
-    """The steady state of alternating forwards and backwards needs work for every stage."""
-    if microbatches < stages:
-        idle = (devices - 1) / (microbatches + devices - 1)
+def note_bubble(name: str, devices: int, microbatches: int, needed: int | None = None) -> None:
+    """Every device is busy at once only with as many microbatches as there are devices, or more."""
+    needed = needed or devices
+    if microbatches < needed:
         LOG.warning(
-            "%s: %s cannot fill %d stages, so devices idle for about %.0f %% of a step; "
-            "%d or more would fill them",
-            name, amount(microbatches, "microbatch", "microbatches"), stages, 100 * idle, stages,
+            "%s: %s cannot fill a pipeline of %d devices, and %d or more can; `piper schedule` "
+            "shows how long devices are idle",
+            name, amount(microbatches, "microbatch", "microbatches"), devices, needed,
         )  # fmt: skip
 
 

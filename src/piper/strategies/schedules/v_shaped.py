@@ -29,6 +29,7 @@ def zbv(pp: int, microbatches: int) -> Table:
     PP rank 1  1F0 2F0 1F1 2F1 2BI0 2BW0 1F2 1BI0 1BW0 2F2 2BI1 2BW1 1BI1 2BI2 1BI2 1BW1 2BW2 1BW2
     """
     require_at_least("zbv", 1, pp=pp, microbatches=microbatches)
+    note_bubble("zbv", pp, microbatches)
     scripts = (zbv_script(rank, pp, microbatches) for rank in range(pp))
     return table_of(scripts, pp, microbatches)
 
@@ -58,7 +59,7 @@ def dualpipev(pp: int, microbatches: int) -> Table:
     PP rank 1  1F0 2F0 1F1 2F1 1F2 2B0 2F2&1B0 1F3&2B1 2F3&1B1 2B2 1B2 2BI3 1BI3 2BW3 1BW3
     """
     require_at_least("dualpipev", 1, pp=pp, microbatches=microbatches)
-    note_bubble("dualpipev", 2 * pp, pp, microbatches)
+    note_bubble("dualpipev", pp, microbatches, needed=2 * pp)
     return dualpipe_table(pp, microbatches)
 
 
@@ -74,7 +75,7 @@ def dualpipe(pp: int, microbatches: int) -> Table:
     """
     require_mirror("dualpipe", pp)
     require_at_least("dualpipe", 1, microbatches=microbatches)
-    note_bubble("dualpipe", pp, pp, microbatches)
+    note_bubble("dualpipe", pp, microbatches)
     return dualpipe_table(pp // 2, microbatches)
 
 
