@@ -76,7 +76,7 @@ print({habit})
         ("metrics.item()", "  fix: write .loss, which is a number of Python"),
         ("Evaluation(2.0, 1, 2, 8, 0.5)['loss']", "  fix: write .loss, or .perplexity: they are "
          "attributes"),
-        ("metrics['loss']['a']", "TypeError: 'PlainNumber' object is not subscriptable"),
+        ("metrics['loss']['a']", "TypeError: 'float' object is not subscriptable"),
         ("Trainer.evaluate(None, 1, 2)", "  fix: it takes batches: write "
          "trainer.evaluate([(x, y)])"),
         ("object.__new__(Trainer)(1)", "  fix: write trainer.step(batch), or "

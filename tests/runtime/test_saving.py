@@ -180,7 +180,7 @@ def test_a_loader_without_a_position_is_refused(tmp_path: Path) -> None:
         trainer.resume(tmp_path / "run", loader=Positions())
     odd = Positions()
     odd.state_dict = lambda: {"at": object()}  # type: ignore[method-assign]
-    with pytest.raises(InputError, match="contains a object, which cannot be saved safely"):
+    with pytest.raises(InputError, match="contains an object, which cannot be saved safely"):
         trainer.save(tmp_path / "run", loader=odd)
     trainer.close()
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from piper.errors import NoAttribute
-from piper.runtime.plain_number import NO_BACKWARD, NoNumber, PlainNumber
+from piper.runtime.no_number import NO_BACKWARD, NoNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Metrics(NoNumber):
 
     @property
     def loss(self) -> float:
-        return PlainNumber(self.readings.loss)
+        return self.readings.loss
 
     @property
     def grad_norm(self) -> float:

@@ -40,7 +40,7 @@ class HostSteps:
         self.started = time.perf_counter()
 
     def end(self, program: Program) -> Callable[[], Readings]:
-        found = readings(program.totals, program.losses)
+        found = readings(program.totals, program.losses, is_watched(program))
         seconds = time.perf_counter() - self.started
         read = Readings(*found[:2], seconds, peak_gib(self.device), found[2])
         return lambda: read
@@ -83,13 +83,13 @@ class CudaSteps:
         start, over = self.start, torch.cuda.Event(enable_timing=True)
         over.record()
         self.ends.append(over)
-        totals, losses = program.totals, program.losses
+        totals, losses, watched = program.totals, program.losses, is_watched(program)
 
         def read() -> Readings:
             """On its own stream: the next step may already be queued on the others."""
             over.synchronize()
             with torch.cuda.stream(self.side):
-                loss, norm, parts = readings(totals, losses)
+                loss, norm, parts = readings(totals, losses, watched)
             seconds = start.elapsed_time(over) / 1e3
             return Readings(loss, norm, seconds, peak_gib(self.device), parts)
 
@@ -105,13 +105,19 @@ class CudaSteps:
         self.ends.clear()
 
 
+def is_watched(program: Program) -> bool:
+    """Whether `on_nan` says what is not finite."""
+    return program.batch.only_finite
+
+
 def readings(
-    totals: torch.Tensor, losses: dict[int, torch.Tensor]
+    totals: torch.Tensor, losses: dict[int, torch.Tensor], watched: bool
 ) -> tuple[float, float, dict[int, float]]:
     loss, squares = totals.tolist()
     parts = torch.stack(list(losses.values())).tolist() if losses else []
     found = dict(zip(losses, parts, strict=True))
-    tell_of_lost(loss, found)
+    if not watched:
+        tell_of_lost(loss, found)
     return loss, squares**0.5, found
 
 

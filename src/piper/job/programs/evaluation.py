@@ -33,7 +33,6 @@ from piper.names import amount
 from piper.runtime.comm.stream_shares import on_compute_stream
 from piper.runtime.execute import Program
 from piper.runtime.metrics import rate_text
-from piper.runtime.plain_number import PlainNumber
 from piper.runtime.processes.gathering import gather
 from piper.runtime.processes.world import world
 
@@ -97,8 +96,7 @@ class LossSum:
             raise InputError.of("evaluate", "there are no batches", "give at least one batch")
         refuse_weightless(self.weight)
         assert self.reduction is not None
-        total = float(torch.stack(self.sums).sum())
-        loss = PlainNumber(total / self.reduction.whole(self.weight))
+        loss = float(torch.stack(self.sums).sum()) / self.reduction.whole(self.weight)
         seconds = time.perf_counter() - self.started
         return Evaluation(loss, len(self.sums), self.samples, self.tokens, seconds)
 
