@@ -351,7 +351,7 @@ def test_arguments_of_unknown_type() -> None:
         return self.layer(torch.zeros(8)).mean()
 
     assert refusal(forward, object()) == (
-        "example: an argument holds a object\n"
+        "example: an argument holds an object\n"
         "  fix: pass tensors, numbers, strings, and lists, tuples or dicts of these"
     )
 

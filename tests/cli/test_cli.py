@@ -62,8 +62,9 @@ def test_what_a_command_shows_goes_to_a_file(tmp_path: Path) -> None:
     for words in (("show", str(SCRIPT)), ("simulate", str(SCRIPT))):
         assert call(*words, "-o", str(file)) == f"{file}\n"
         assert file.read_text() == call(*words)
-    assert call("view", str(SCRIPT), "-o", str(file)) == f"{file}\n"
-    assert file.read_text().startswith("<!doctype html>")
+    for page in (tmp_path / "page.html", tmp_path / "page"):
+        assert call("view", str(SCRIPT), "-o", str(page)) == f"{page}\n"
+        assert page.read_text().startswith("<!doctype html>")
 
 
 def test_the_ending_of_a_file_says_what_is_written(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_schedule_of_a_file_names_the_command_that_draws_it(
 
 
 @pytest.mark.parametrize("name", ["schedule.txt", "schedule"])
-@pytest.mark.parametrize("command", ["check", "simulate", "view"])
+@pytest.mark.parametrize("command", ["check", "simulate", "show"])
 def test_files_are_known_by_their_ending(command: str, name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("0F0,0B0\n")
 

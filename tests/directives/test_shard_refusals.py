@@ -22,6 +22,7 @@ PAIRS = [[0, 1], [2, 3]]
 NO_GROUPS = (
     "have different lengths or a device in common\n  fix: write groups such as [[0, 1], [2, 3]]"
 )
+TWICE = "has a device twice\n  fix: list each device once, such as [0, 2]"
 NO_LIST = "is not a list of devices\n  fix: list each device once, such as [0, 2]"
 
 
@@ -31,8 +32,8 @@ NO_LIST = "is not a list of devices\n  fix: list each device once, such as [0, 2
         ([[0, 1], [2]], f"the groups [[0, 1], [2]] {NO_GROUPS}"),
         ([[0, 1], [1, 2]], f"the groups [[0, 1], [1, 2]] {NO_GROUPS}"),
         ([], f"devices [] {NO_LIST}"),
-        ([0, 0], f"devices [0, 0] {NO_LIST}"),
-        ([[0, 0], [1, 2]], f"devices [0, 0] {NO_LIST}"),
+        ([0, 0], f"devices [0, 0] {TWICE}"),
+        ([[0, 0], [1, 2]], f"devices [0, 0] {TWICE}"),
         (3, "devices 3 is not a list of devices\n  fix: write devices=[3]"),
     ],
     ids=str,

@@ -22,7 +22,7 @@ MODEL = nn.Linear(3, 3)
 SGD = partial(torch.optim.SGD, lr=0.1)
 MADE = SGD(nn.Linear(1, 1).parameters())
 ADAMW = "write optimizer=partial(torch.optim.AdamW, lr=3e-4)"
-COSINE = "write lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=1000)"
+NUMBERED = "write lr_scheduler=partial(StepLR, step_size=...)"
 STEP = "write lr_scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=3)"
 EXAMPLE = "give a batch: a tuple (x, y), or a dict of what the model takes"
 NORM = "write a number above 0, or None"
@@ -59,7 +59,7 @@ class OwnParallel(nn.DataParallel[nn.Linear]):
         ({"optimizer": None}, "optimizer: it is None", ADAMW),
         ({"optimizer": lambda: MADE}, "optimizer: it cannot be called with parameters", ADAMW),
         ({"lr_scheduler": StepLR(MADE, 3)}, "it is of type StepLR, already made", STEP),
-        ({"lr_scheduler": StepLR}, "lr_scheduler: it cannot be called with an optimizer", COSINE),
+        ({"lr_scheduler": StepLR}, "lr_scheduler: it cannot be called with an optimizer", NUMBERED),
         ({"max_nrom": 1.0}, "Trainer: it has no option max_nrom", "write max_norm=..."),
         ({"grad_clip": 1.0}, "Trainer: it has no option grad_clip", "write max_norm=1.0, the norm"),
         (
