@@ -63,7 +63,7 @@ def test_what_a_command_shows_goes_to_a_file(tmp_path: Path) -> None:
         assert call(*words, "-o", str(file)) == f"{file}\n"
         assert file.read_text() == call(*words)
     for page in (tmp_path / "page.html", tmp_path / "page"):
-        assert call("view", str(SCRIPT), "-o", str(page)) == f"{page}\n"
+        assert call("view", str(SCRIPT), "-o", str(page)).startswith(str(page))
         assert page.read_text().startswith("<!doctype html>")
 
 
