@@ -18,6 +18,7 @@ from piper.capture.trace.trials.comparisons import Comparing, Comparisons
 from piper.capture.tracing_private import unchecked_distributions
 from piper.errors import InputError, first_line
 from piper.job.batch.batch import Batch
+from piper.job.loss.counted_labels import has_ids, times_counted, weigh_by_counted
 from piper.job.loss.loss_reduction import COMPARED, Reduction
 from piper.job.loss.random_labels import SPECIAL, Change, changed
 from piper.job.loss.random_outputs import (
@@ -83,7 +84,17 @@ def refuse_no_mean(
     is_sum = all(one.apart("sum") <= 1.0 for seen, _ in found for one in seen)
     if kind == "sum":
         raise no_sum(known.whole, 2 * known.mean)
-    raise no_mean(known, is_sum, same_shape(output, labels, samples))
+    counted = weigh_by_counted(is_counted(own, output, labels, samples))
+    raise no_mean(known, is_sum, counted or same_shape(output, labels, samples))
+
+
+def is_counted(loss_fn: Callable[..., Any], output: Output, labels: Any, samples: int) -> bool:
+    """Whether microbatches add up if labels other than -100 are their weight."""
+    if not has_ids(labels):
+        return False
+    with torch.random.fork_rng(devices=[]):
+        found, _ = outcomes(times_counted(loss_fn), output, labels, samples)
+    return bool(found) and all(one.apart("sum") <= 1.0 for one in found)
 
 
 def same_shape(output: Output, labels: Any, samples: int) -> str:
@@ -263,18 +274,12 @@ def outcomes(
 
 def draws_of(labels: Any, output: Output) -> list[tuple[int, Change]]:
     """Seeds, and what becomes of labels."""
-    ignored = [(4, Change.IGNORED)] * has_ids(labels)
+    ignored = [(4, Change.IGNORED)] * any(map(has_ids, pytree.tree_leaves(labels)))
     given = [(seed, Change.NONE) for seed in (0, 1)]
     erased = [(seed, Change.ERASED) for seed in (2, NEAR)]
     drawn = [(seed, Change.DRAWN) for seed in (8, 9) if has_integers(output)]
     special = [*drawn, *((7, change) for change in (Change.WEIGHED, *SPECIAL))]
     return [*given, *erased, *ignored, (5, Change.ALIKE), (6, Change.OTHERS), *special]
-
-
-def has_ids(labels: Any) -> bool:
-    """Whether some are integers, which may be ignored."""
-    leaves = pytree.tree_leaves(labels)
-    return any(isinstance(one, torch.Tensor) and one.dtype is torch.int64 for one in leaves)
 
 
 class NoNumber(Exception):
