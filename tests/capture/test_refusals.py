@@ -374,8 +374,10 @@ def test_a_model_that_cannot_be_copied() -> None:
         capture(model, None, (torch.randn(4, 8),))
 
     assert str(caught.value) == (
-        "Model: the model cannot be copied: cannot pickle 'generator' object\n"
-        "  fix: keep locks, streams, files and process groups out of the attributes of modules"
+        "Model: model.stuck cannot be copied: cannot pickle 'generator' object\n"
+        "  fix: keep what cannot be copied (locks, streams, files, queues, generators, process "
+        "groups) in a global, and not in attributes of modules; a class with its own `__getattr__` "
+        "must raise AttributeError for names that it does not have"
     )
 
 

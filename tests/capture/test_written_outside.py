@@ -16,7 +16,7 @@ from draws import one_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from piper import rehearse
+from piper import Trainer, rehearse
 from piper.errors import CaptureError
 
 VARIABLE = "PIPER_TEST_STEPS"
@@ -120,3 +120,39 @@ def test_so_is_one_that_counts_in_a_file(first: str | None, tmp_path: Path) -> N
 
 def test_so_is_one_whose_children_change_places() -> None:
     refused(Turning(), "model.layers")
+
+
+def in_bytes() -> int:
+    return len(os.environb.get(VARIABLE.encode(), b""))
+
+
+def in_a_subprocess() -> int:
+    """Which asks for names of both types."""
+    os.get_exec_path()
+    return len(os.environ.get(VARIABLE, ""))
+
+
+@pytest.mark.parametrize("read", [in_bytes, in_a_subprocess])
+def test_a_variable_is_read_in_each_step(
+    read: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    x, y = torch.randn(4, 6), torch.randn(4, 3)
+    torch.manual_seed(0)
+    model, copied = Net(read), Net(read)
+    copied.load_state_dict(model.state_dict())
+    sgd, found = partial(torch.optim.SGD, lr=0.1), []
+    with Trainer(copied, F.mse_loss, None, example=(x, y), optimizer=sgd, device="cpu") as trainer:
+        for text in ("1", "22", "1"):
+            monkeypatch.setenv(VARIABLE, text)
+            found.append(trainer.step(x, y).loss)
+    optimizer, expected = sgd(model.parameters()), []
+    for text in ("1", "22", "1"):
+        monkeypatch.setenv(VARIABLE, text)
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+
+    assert found == pytest.approx(expected, rel=1e-5)

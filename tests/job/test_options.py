@@ -69,6 +69,15 @@ def test_a_loss_scale_is_one() -> None:
         Precision(compute="float16", loss_scale=5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_named(layout: torch.layout) -> None:
+    x = torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)], layout=layout)
+    model, loss = torch.nn.Linear(3, 3), torch.nn.functional.mse_loss
+
+    with pytest.raises(InputError, match=r"is nested.*\n  fix: give tensor.to_padded_tensor"):
+        Trainer(model, loss, None, example=(x, torch.zeros(2)), device="cpu")
+
+
 def test_batches_without_values_or_rows_are_named() -> None:
     x = torch.eye(3)
     model, loss = torch.nn.Linear(3, 3), torch.nn.functional.mse_loss

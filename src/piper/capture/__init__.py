@@ -13,7 +13,12 @@ with importing():  # torch has 1,000 modules for this
     from piper.capture.python_state.description import described
     from piper.capture.python_state.watch import Watch
     from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
-    from piper.capture.several_shapes import Visit, refuse_remembered
+    from piper.capture.several_shapes import (
+        Stop,
+        Visit,
+        refuse_remembered,
+        refuse_remembered_states,
+    )
     from piper.capture.trace.replaced.arguments_private import keep_weights
 
     keep_weights()
@@ -24,6 +29,7 @@ __all__ = [
     "LossScale",
     "Outside",
     "Precision",
+    "Stop",
     "Visit",
     "Watch",
     "annotate",
@@ -33,6 +39,7 @@ __all__ = [
     "of_known_sizes",
     "of_sizes",
     "refuse_remembered",
+    "refuse_remembered_states",
     "tag",
     "tag_layers",
     "tag_unannotated",

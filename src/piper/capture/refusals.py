@@ -79,11 +79,13 @@ def loss_without_parameters(where: str) -> CaptureError:
     )
 
 
-def cannot_copy(model: nn.Module, error: Exception) -> CaptureError:
+def cannot_copy(model: nn.Module, error: Exception, where: str) -> CaptureError:
     return refusal(
         type(model).__name__,
-        f"the model cannot be copied: {error}",
-        "keep locks, streams, files and process groups out of the attributes of modules",
+        f"{where or 'the model'} cannot be copied: {error}",
+        "keep what cannot be copied (locks, streams, files, queues, generators, process groups) in "
+        "a global, and not in attributes of modules; a class with its own `__getattr__` must raise "
+        "AttributeError for names that it does not have",
     )
 
 

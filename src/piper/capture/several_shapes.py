@@ -1,9 +1,10 @@
-"""Does a model remember something from batches of one shape that it reads for another?
+"""Does a model remember something from batches of one kind that it reads for another?
 
-A program is compiled for each kind of batch, from the Python state that the model has at the start.
-In eager training, a forward sees what the batches before it have left: the longest length so far,
-a table for it. So if some forward changes Python state, the kinds of batches are traced one after
-the other, as in eager training. Each must compute what it computes at the start.
+A program is compiled for each kind of batch, and for each state that the training loop gives the
+model, from what the forward finds at the start. In eager training, a forward sees what those before
+it have left: the longest length so far, a table for it, the last epoch. So if some forward changes
+Python state, the kinds are traced one after the other, as in eager training. Each must compute what
+it computes at the start.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,15 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from piper.capture import refusals
 from piper.capture.precision import Precision
 from piper.capture.python_state import carried
 from piper.capture.python_state.carried import Once
 from piper.capture.python_state.constant_values import SameValues, constant_values
+from piper.capture.python_state.function_caches import forgetting, function_caches
 from piper.capture.python_state.graph_equality import Numbering, depends_on_inputs, switches
 from piper.capture.python_state.loss_state import OWNER, LossCopy
-from piper.capture.python_state.places import Place
-from piper.capture.python_state.snapshot import Change, Snapshot
+from piper.capture.python_state.ownership import codes_of
+from piper.capture.python_state.places import ABSENT, Place, put
+from piper.capture.python_state.reach import Reach
+from piper.capture.python_state.snapshot import Change, Key, Snapshot
+from piper.capture.remembered_refusals import cached_state, remembered_shape, remembered_state
 from piper.capture.trace.arguments.inputs import Inputs
 from piper.capture.trace.arguments.outputs import joined
 from piper.capture.trace.forward import Attempt, Traced
@@ -57,10 +61,44 @@ def visit_of(model: nn.Module, loss_fn: Any, traced: Traced, grad: bool) -> Visi
     return Visit(loss_fn, traced.inputs, modes, grad, buffers, *rest)
 
 
+@dataclass(frozen=True)
+class Stop:
+    """A visit, with the state that the loop had given the model then. None: that of now."""
+
+    visit: Visit
+    state: Snapshot | None = None
+
+
 def refuse_remembered(model: nn.Module, before: Sequence[Visit], new: Visit) -> None:
     """Refuse a model for which the new kind of batch and those before it are not independent."""
     if before and any(one.remembers for one in (*before, new)):
-        Journey(model, [*_some(before), new]).run()
+        Journey(model, [Stop(one) for one in (*_some(before), new)]).run()
+
+
+def refuse_remembered_states(
+    model: nn.Module, reach: Reach, before: Sequence[Stop], new: Stop
+) -> None:
+    """Refuse a model for which a state that the loop gave it matters in a later one."""
+    if not before:
+        return
+    stops = [*before[:1], *before[1:][-1:], new]
+    refuse_cached([one.state for one in stops if one.state is not None], reach)
+    if any(one.visit.remembers for one in stops):
+        Journey(model, stops).run()
+
+
+def refuse_cached(states: Sequence[Snapshot], reach: Reach) -> None:
+    """Functions that remember their results, and read what the loop has changed."""
+    keys = differing(states)
+    places = [one.places[key] for one in states for key in keys if key in one.places]
+    changed = {name for place in places for name in place.names[-1:]}
+    for cache in function_caches():
+        code = getattr(cache.__wrapped__, "__code__", None)
+        if code is None or not reach.reads([cache.__name__]):
+            continue
+        read = {name for one in codes_of(code) for name in (*one.co_names, *one.co_freevars)}
+        if found := sorted(changed & read):
+            raise cached_state(code, found[0])
 
 
 def _some(visits: Sequence[Visit]) -> list[Visit]:
@@ -73,13 +111,14 @@ def _some(visits: Sequence[Visit]) -> list[Visit]:
 class Journey:
     """Traces several kinds of batches, each from the state that the one before has left."""
 
-    def __init__(self, model: nn.Module, visits: Sequence[Visit]) -> None:
-        self.visits = visits
+    def __init__(self, model: nn.Module, stops: Sequence[Stop]) -> None:
+        self.stops, visits = stops, [one.visit for one in stops]
         first = next((one for one in visits if one.loss_fn is not joined), visits[0])
         given = first.inputs, first.device, first.precision, first.carried_by_loss
         self.attempt = Attempt(model, first.loss_fn, *given)
         self.losses = {id(first.loss_fn): self.attempt.loss}
         self.numbering, self.same = Numbering(), SameValues()
+        self.set_by_loop = differing([one.state for one in stops if one.state is not None])
         self.changes: list[Change] = []  # so far on the way, if some code reads it
         self.known: dict[int, Any] = {}  # what tensors without values are, by id
         self.values: dict[int, Tensor] = {}  # and their values, if they depend on no input
@@ -87,30 +126,40 @@ class Journey:
 
     def run(self) -> None:
         """Those before the last are known not to depend on each other."""
-        *before, new = self.visits
-        with acting_as(self.attempt.model, self.attempt.view):
-            alone, start = self.alone(new), Snapshot(self.attempt.reach)
+        alone, other = self.travel()
+        if other is None or not (self.changes or self.set_by_loop):
+            return
+        again = Journey(self.attempt.model, self.stops)
+        again.numbering, again.same = self.numbering, self.same
+        if again.alone(self.stops[-1]) == alone:  # it is not chance
+            raise self.refusal(other)
+
+    def travel(self) -> tuple[Any, Stop | None]:
+        """What the last one computes alone, and the first that is another one on the way."""
+        *before, new = self.stops
+        alone = self.alone(new)
+        with acting_as(self.attempt.model, self.attempt.view), forgetting():
+            start = Snapshot(self.attempt.reach)
             try:
                 meanings = [self.after(one) for one in before]
                 way = [(new, alone), *zip(before, meanings, strict=True)]
-                other = next((visit for visit, at in way if self.after(visit) != at), None)
+                return alone, next((stop for stop, at in way if self.after(stop) != at), None)
             finally:
                 start.restore()
-            if other and self.changes and self.alone(new) == alone:  # it is not chance
-                raise self.refusal(other)
 
-    def alone(self, visit: Visit) -> Any:
+    def alone(self, stop: Stop) -> Any:
         """What it computes from the state at the start, to which everything returns."""
-        once = self.trace(visit)
-        try:
-            return self.meaning(once)
-        finally:
-            once.before.restore()
+        with acting_as(self.attempt.model, self.attempt.view), forgetting():
+            once = self.trace(stop)
+            try:
+                return self.meaning(once)
+            finally:
+                once.before.restore()
 
-    def after(self, visit: Visit) -> Any:
+    def after(self, stop: Stop) -> Any:
         """What it computes after all before it on the way. None: it does not even run."""
         try:
-            once = self.trace(visit)
+            once = self.trace(stop)
         except Exception:
             return None
         meaning, reach = self.meaning(once), self.attempt.reach
@@ -118,14 +167,24 @@ class Journey:
         self.leave(once)
         return meaning
 
-    def trace(self, visit: Visit) -> Once:
-        attempt = self.attempt
+    def trace(self, stop: Stop) -> Once:
+        attempt, visit = self.attempt, stop.visit
+        if stop.state is not None:
+            self.enter(stop.state)
         if id(visit.loss_fn) not in self.losses:
             copied = LossCopy(visit.loss_fn, attempt.model, visit.carried_by_loss)
             self.losses[id(visit.loss_fn)] = copied
         attempt.inputs, attempt.loss = visit.inputs, self.losses[id(visit.loss_fn)]
         with torch.set_grad_enabled(visit.grad), in_modes(attempt.view, visit.modes):
             return attempt.once()
+
+    def enter(self, state: Snapshot) -> None:
+        """Give the copy what the loop had given the model."""
+        here = Snapshot(self.attempt.reach).places
+        for key in self.set_by_loop:
+            then = state.places.get(key)
+            if (place := here.get(key) or then) is not None:
+                put(place.container, place.key, ABSENT if then is None else then.value)
 
     def meaning(self, once: Once) -> Any:
         """Equal for traces that compute the same."""
@@ -145,19 +204,20 @@ class Journey:
             if isinstance(value := values.get(node), Tensor):
                 self.values[address] = value
 
-    def refusal(self, visit: Visit) -> CaptureError:
-        place = self.changes[0].place
-        where = carried.line_of(self.changes[0], self.attempt.reach)
-        sizes = ", ".join(str(list(one.shape)) for one in visit.inputs.tensors)
-        return refusals.refusal(
-            where,
-            f"batches of other shapes change {place.path.partition('[')[0]}, and with it what the "
-            f"model computes for those of {sizes}: each shape has a program, and would go on with "
-            "what the model had at the start",
-            "compute it from the shape in each forward, without keeping it; or call the model with "
-            "a batch of the longest shape before you make the Trainer; or pad all batches to one "
-            "shape",
-        )
+    def refusal(self, stop: Stop) -> CaptureError:
+        place = self.changes[0].place if self.changes else None
+        where = carried.line_of(self.changes[0], self.attempt.reach) if self.changes else ""
+        name = place.path.partition("[")[0] if place else "what it keeps"
+        if self.set_by_loop:
+            return remembered_state(where, self.set_by_loop[0][0], name)
+        sizes = ", ".join(str(list(one.shape)) for one in stop.visit.inputs.tensors)
+        return remembered_shape(where, sizes, name)
+
+
+def differing(states: Sequence[Snapshot]) -> list[Key]:
+    """The places that the loop has changed between these states."""
+    every = dict.fromkeys(key for one in states for key in one.tokens)
+    return [key for key in every if len({repr(one.tokens.get(key)) for one in states}) > 1]
 
 
 @contextmanager

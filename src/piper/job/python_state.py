@@ -8,7 +8,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from piper.capture import Captured, Outside, Visit, Watch, refuse_remembered
+from piper.capture import (
+    Captured,
+    Outside,
+    Stop,
+    Visit,
+    Watch,
+    refuse_remembered,
+    refuse_remembered_states,
+)
+from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.python_state.tensor_attributes import refuse_given
 
 
@@ -19,6 +28,7 @@ class PythonState:
     watch: Watch | None = None  # since the first capture, where the model is captured
     agreed: int = 0  # elsewhere
     visits: dict[int, list[Visit]] = field(default_factory=dict)  # by state
+    stops: list[Stop] = field(default_factory=list)  # the first visit in each state
 
     def now(self) -> int:
         """A number for the state. It is 0 until something changes."""
@@ -49,4 +59,8 @@ class PythonState:
         before = self.visits.setdefault(self.now(), [])
         if new not in before:
             refuse_remembered(model, before, new)
+            if not before and self.watch is not None:
+                stop = Stop(new, Snapshot(self.watch.reach))
+                refuse_remembered_states(model, self.watch.reach, self.stops, stop)
+                self.stops.append(stop)
             before.append(new)

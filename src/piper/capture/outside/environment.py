@@ -67,15 +67,16 @@ class Outside:
         asked = [(os, name, self.see_file) for name in ("stat", "listdir", "scandir")]
         return [*opened, *asked, (os, "open", self.see_flags)]
 
-    def read(self, thread: int, original: Callable[..., str], environ: Any, name: Any) -> str:
+    def read(self, thread: int, original: Callable[..., Any], environ: Any, name: Any) -> Any:
         """Read a variable, and remember it."""
-        found: str | None = None
+        found: Any = None
         try:
             found = original(environ, name)
             return found
         finally:
-            if get_ident() == thread and environ is os.environ and _is_users():
-                self.variables.setdefault(name, found)
+            if get_ident() == thread and type(name) is kind_of(environ) and _is_users():
+                value = None if found is None else os.fsdecode(found)
+                self.variables.setdefault(os.fsdecode(name), value)
 
     def see_open(self, path: Any, mode: str = "r", *_: Any, **__: Any) -> None:
         if not set(mode) & set("wax+"):
@@ -91,6 +92,13 @@ class Outside:
         name = os.path.abspath(os.fspath(path))
         if not str(name).startswith(_CHANGING):
             self.files.setdefault(str(name), signature_of(str(name)))
+
+
+def kind_of(environ: Any) -> type | None:
+    """What names are: texts, or bytes in `os.environb`. None: an environment that is a copy."""
+    if environ is os.environ:
+        return str
+    return bytes if environ is getattr(os, "environb", None) else None
 
 
 def changed_elsewhere(what: str) -> CaptureError:

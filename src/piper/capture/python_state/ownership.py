@@ -101,7 +101,8 @@ def is_own_module(module: ModuleType) -> bool:
         return False
     if getattr(module, "__spec__", None) is None and not hasattr(module, "__file__"):
         return root not in sys.builtin_module_names  # made by hand, or typed in at a prompt
-    return is_own_file(getattr(module, "__file__", None) or "site-packages")
+    file = getattr(module, "__file__", None)  # whatever a module's own `__getattr__` says
+    return is_own_file(file if isinstance(file, str) else "site-packages")
 
 
 def is_walked(cls: type) -> bool:

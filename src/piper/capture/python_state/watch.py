@@ -22,10 +22,15 @@ from piper.capture.python_state.places import Place, below, children, get, is_le
 from piper.capture.python_state.reach import Reach
 from piper.capture.python_state.settings import settings
 from piper.capture.python_state.snapshot import Snapshot
+from piper.capture.python_state.weak_references import weakly_held
 from piper.capture.torch_private import memory_of, own_modules
 from piper.errors import InputError
 
 LOG = logging.getLogger("piper")
+WEAK = (
+    "%s refers weakly to what the forward reads: Piper keeps the object alive, so the forward "
+    "never finds that it is gone; hold it in an attribute, and set that to None"
+)
 WARNED, MOST = 4, 64  # different states, each with its own program
 
 MODE = "training"  # of modules: a kind of batch has it already
@@ -42,6 +47,8 @@ class Watch:
         self.given = model, loss_fn
         self.reach = reach_with_others(*self.given)
         self.first = Snapshot(self.reach)
+        for path in [*weakly_held(self.first, self.reach)][:1]:
+            LOG.warning(WEAK, path)
         self.state: State = 0
         self.known: set[State] = {0}
         self.library = replaceable(model, self.reach)

@@ -41,7 +41,19 @@ def throw_away(model: nn.Module, loss_fn: Any = None) -> nn.Module:
     try:
         return copy.deepcopy(model, registered | shared | views | stubborn)
     except Exception as error:
-        raise refusals.cannot_copy(model, error) from error
+        raise refusals.cannot_copy(model, error, stubborn_attribute(model)) from error
+
+
+def stubborn_attribute(model: nn.Module) -> str:
+    """The first attribute of a module that cannot be copied."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if not isinstance(value, nn.Module | Tensor) and name != "_modules":
+                try:
+                    copy.deepcopy(value)
+                except Exception:
+                    return ".".join(filter(None, ("model", path, name)))
+    return ""
 
 
 @contextmanager

@@ -89,6 +89,10 @@ def inputs_of(
 def dense(batch: Batch, where: str, has_values: bool = False) -> Batch:
     """The batch, whose tensors can be cut into rows; an example needs no values."""
     for tensor in batch.tensors:
+        if tensor.is_nested:
+            what = "a tensor is nested, and has rows of different sizes"
+            fix = "give tensor.to_padded_tensor(0.0), and the lengths of rows or a mask beside it"
+            raise InputError.of(where, what, fix)
         if tensor.layout is not torch.strided:
             what = f"a tensor of {list(tensor.shape)} is sparse ({tensor.layout})"
             fix = "give tensor.to_dense(), or indices and values from which the model makes it"

@@ -28,6 +28,7 @@ from piper.job.memory.memory_errors import memory_explained
 from piper.job.memory.zero_choice import holds_freely
 from piper.job.processes import consistency
 from piper.job.processes.different_lengths import alike
+from piper.job.programs.forward_check import ForwardCheck
 from piper.job.programs.new_program import new_program_lines
 from piper.names import Device, F, Phase
 from piper.plan.analyse import kernel_sequences
@@ -84,6 +85,7 @@ class Programs:
     alike: set[Hashable] = field(default_factory=set)  # kinds that replicas may have in one step
     fixed: bool = False  # whether parameters are gathered at the same points for all lengths
     comm: ProcessComm | None = None  # None before the first program and after `close`
+    check: ForwardCheck = field(default_factory=ForwardCheck)  # of forwards, on device 0
 
     def __post_init__(self) -> None:
         self.state = DeviceState(self.job.device)
@@ -108,6 +110,7 @@ class Programs:
         for one in old:
             self.assigned.pop(one, None)
             self.made.pop(one, None)
+            self.check.known.pop(one, None)
         if old:
             self.shipping.forget()
         return program
@@ -131,6 +134,7 @@ class Programs:
             consistency.refuse_disagreement(common_arguments(self.job, batch), self.job.model)
         mine, kernels = self.assign(batch, kind)
         self.assigned[kind] = mine
+        self.check.remember(self.job, batch, kind)
         self.job.whole_inputs.learn(batch, mine.common.whole)
         self.turns.update(mine.turns)
         self.statistics.update(mine.common.statistics)
@@ -194,7 +198,7 @@ class Programs:
 
     def settle(self) -> None:
         """Give all replicas the running statistics of the first. All processes call it."""
-        self.job.python_state.settle()
+        self.refuse_missed()
         if self.statistics:
             take_from_first(self.state, self.statistics, self.rank)
 
@@ -221,7 +225,12 @@ class Programs:
         if self.comm is not None:
             self.comm.close()
             self.comm = None
+        self.refuse_missed()
+
+    def refuse_missed(self) -> None:
+        """Before what was trained is used: an error if a step missed what a loop had changed."""
         self.job.python_state.settle()
+        self.check.settle()
 
 
 def release(program: Program) -> None:
@@ -245,7 +254,7 @@ def recorded(program: Program, mine: Assignment, joins: Joins | None) -> Graphs:
 
 def whole_state(programs: Programs) -> dict[str, torch.Tensor] | None:
     """The state dict of the whole model on device 0. The others get None."""
-    programs.job.python_state.settle()
+    programs.refuse_missed()
     everywhere = gather(programs.state.parts(programs.reported_states))
     if everywhere is None:
         return None

@@ -65,6 +65,8 @@ def prepared(
     made = plans()
     refuse_asked(batch.tensors, programs.assigned[kind].common.asked)
     programs.job.python_state.refuse_attributes(batch.tensors)
+    if not new:
+        programs.check.step(programs.job, kind)
     if len(kinds) > 1:
         refuse_unknown_weights([programs.reduction(one) for one in kinds])
         if not have_same_messages(made, programs, ("step", *kinds)):

@@ -1,0 +1,129 @@
+"""Does the forward still call what was captured? Python code may read what Piper does not watch.
+
+What Piper knows of (attributes, globals, files, settings) is compared in every step. For all else,
+the forward runs again on tensors without values: in the first steps, from time to time, and before
+what was trained is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from piper.capture import Captured
+from piper.capture.python_state.function_caches import forgetting
+from piper.capture.torch_private import fake_errors_unlogged
+from piper.capture.trace.row_calls.recorded_calls import RecordedCall
+from piper.capture.trace.row_calls.unvalued_run import calls_of
+from piper.errors import InputError, first_line
+from piper.job.batch.batch import Batch
+from piper.job.job import BatchKind, Job
+from piper.job.loop.forward_prints import prints_shown_once
+from piper.job.processes.consistency import flags
+
+LOG = logging.getLogger("piper")
+ALWAYS = 2  # steps at first in which it runs again
+SHARE = 100  # later, training takes so many times as long
+
+
+@dataclass
+class ForwardCheck:
+    """What the forward called when it was captured, for each kind of batch.
+
+    Only the process that captures checks, as what a program reads is the same in all of them.
+    """
+
+    clock: Callable[[], float] = time.perf_counter
+    known: dict[BatchKind, tuple[Captured, list[RecordedCall]]] = field(default_factory=dict)
+    checks: int = 0
+    due: float = 0.0  # when the next one is
+    unchecked: tuple[Job, BatchKind] | None = None  # the last step, if nothing was checked since
+
+    def remember(self, job: Job, batch: Batch, kind: BatchKind) -> None:
+        """Right after a capture, before the loop can change anything."""
+        captured = job.captured(batch)
+        if captured is None:
+            return
+        try:
+            self.known[kind] = captured, called(job, captured)
+        except Exception as error:  # it needs values
+            LOG.info("the forward is not run again to be compared: %s", first_line(error))
+
+    def step(self, job: Job, kind: BatchKind) -> None:
+        """Before a step of this kind."""
+        if kind not in self.known:
+            return
+        if self.checks < ALWAYS or self.clock() >= self.due:
+            self.check(job, kind)
+        else:
+            self.unchecked = job, kind
+
+    def settle(self) -> None:
+        """Before what was trained is used."""
+        if self.unchecked is None:
+            return
+        job, kind = self.unchecked
+        if job.python_state.now() == kind[2] and flags(job.model) == kind[1]:
+            self.check(job, kind)
+
+    def check(self, job: Job, kind: BatchKind) -> None:
+        since, self.unchecked, started = self.unchecked, None, self.clock()
+        captured, before = self.known[kind]
+        try:
+            now = called(job, captured)
+        except Exception as error:
+            raise changed(f"raises {type(error).__name__}: {first_line(error)}", since) from None
+        self.checks += 1
+        self.due = self.clock() + SHARE * (self.clock() - started)
+        if (what := difference(before, now)) is not None:
+            raise changed(what, since)
+
+
+@forgetting()
+@prints_shown_once()
+def called(job: Job, captured: Captured) -> list[RecordedCall]:
+    """What the model and its loss call for a microbatch, now."""
+    with torch.enable_grad(), fake_errors_unlogged(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the trace gave them
+        return calls_of(job.model, job.loss_fn, captured.inputs, captured.device, job.precision)
+
+
+def difference(before: Sequence[RecordedCall], now: Sequence[RecordedCall]) -> str | None:
+    """The first call that is another one, in words."""
+    for old, new in zip(before, now, strict=False):
+        if outline(old) != outline(new):
+            with_numbers = f" with {numbers(new)}" if old.name == new.name else ""
+            instead = numbers(old) if old.name == new.name else old.name
+            return f"calls {new.name}{with_numbers} at {new.line} in place of {instead}"
+    if len(now) > len(before):
+        return f"also calls {now[len(before)].name} at {now[len(before)].line}"
+    if len(now) < len(before):
+        return f"no longer calls {before[len(now)].name} ({before[len(now)].line})"
+    return None
+
+
+def outline(call: RecordedCall) -> tuple[object, ...]:
+    """What is compared of a call. Numbers by their text: nan is nan."""
+    how = call.function, call.given, call.sizes, call.gradients, call.in_loss
+    return *how, repr(call.numbers)
+
+
+def numbers(call: RecordedCall) -> str:
+    found = ", ".join(f"{one:g}" for one in call.numbers)
+    return found or "other arguments"
+
+
+def changed(what: str, since: object) -> InputError:
+    trained = "; steps since the last check may have trained as before" if since else ""
+    return InputError.of(
+        "model",
+        f"its forward or loss now {what}, and not what was captured: it reads something that has "
+        f"changed, which Piper does not watch{trained}",
+        "keep what changes in an attribute of the model or in a global, or pass it to the model "
+        "with the batch, as a tensor",
+    )

@@ -1,0 +1,166 @@
+"""What a forward remembers of one value that the loop sets, and reads at another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import pytest
+import torch
+from plain_loop import plain_losses
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from piper import Place, Split, Trainer, where
+from piper.errors import CaptureError
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+PARTS = [Place(where(), [0]), Split("MB", 2)]
+EPOCHS = (0, 1, 2, 1)
+
+
+class Net(nn.Module):
+    """The loop sets `epoch`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.epoch = nn.Linear(4, 4).double(), 0
+        self.last: Any = None
+        self.held: list[float] = []
+
+    def scale(self, x: Tensor) -> Any:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x) * self.scale(x)
+        return result
+
+
+class Halved(Net):
+    factor = 1.0
+
+    def scale(self, x: Tensor) -> Any:
+        if self.epoch != self.last:
+            self.last, self.factor = self.epoch, self.factor * 0.5
+        return self.factor
+
+
+class Largest(Net):
+    most = 0
+
+    def scale(self, x: Tensor) -> Any:
+        self.most = max(self.most, self.epoch)
+        return 1.0 + self.most
+
+
+class First(Net):
+    def scale(self, x: Tensor) -> Any:
+        if self.last is None:
+            self.last = 1.0 + self.epoch
+        return (1.0 + self.epoch) / self.last
+
+
+class Seen(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = set[int]()
+
+    def scale(self, x: Tensor) -> Any:
+        self.seen.add(self.epoch)
+        return float(len(self.seen))
+
+
+class Stale(Net):
+    """A table of the first epoch."""
+
+    def scale(self, x: Tensor) -> Any:
+        if self.last is None:
+            self.last = torch.arange(4.0, dtype=torch.float64) + self.epoch
+        return self.last
+
+
+class Cached(Net):
+    @lru_cache  # noqa: B019
+    def known(self) -> float:
+        return 1.0 + self.epoch
+
+    def scale(self, x: Tensor) -> Any:
+        return self.known()
+
+
+class Table(Net):
+    """One that is the same in all epochs."""
+
+    def scale(self, x: Tensor) -> Any:
+        if self.last is None:
+            self.last = torch.arange(4.0, dtype=torch.float64) + 1
+        return self.last * (1.0 + self.epoch)
+
+
+@lru_cache
+def counted(size: int) -> float:
+    return float(sum(range(size)))
+
+
+class Counting(Net):
+    def scale(self, x: Tensor) -> Any:
+        return counted(4) + self.epoch
+
+
+class Filled(Net):
+    """What it keeps is another number in each epoch, and computed anew in each forward."""
+
+    def scale(self, x: Tensor) -> Any:
+        self.last = 1.0 + self.epoch
+        return self.last
+
+
+REFUSED = (Halved, Largest, First, Seen, Stale)
+EXACT = (Table, Counting, Filled)
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(1)
+    return [tuple(torch.randn(2, 4, 4, generator=draw).double()) for _ in EPOCHS]  # type: ignore[misc]
+
+
+def losses_of(make: Callable[[], Net]) -> list[float]:
+    model, found = make(), []
+    with Trainer(
+        model, F.mse_loss, PARTS, example=batches()[0], optimizer=SGD, device="cpu"
+    ) as trainer:
+        for epoch, batch in zip(EPOCHS, batches(), strict=True):
+            model.epoch = epoch
+            found.append(trainer.step(*batch).loss)
+    return found
+
+
+@pytest.mark.parametrize("make", REFUSED)
+def test_what_a_later_value_finds_is_refused(make: Callable[[], Net]) -> None:
+    with pytest.raises(CaptureError) as refused:
+        losses_of(make)
+
+    assert "your loop changes model.epoch, and a forward changes" in str(refused.value)
+
+
+def test_a_cached_function_that_reads_it_is_named() -> None:
+    with pytest.raises(CaptureError) as refused:
+        losses_of(Cached)
+
+    assert "known remembers its results (functools.lru_cache" in str(refused.value)
+    assert "reads epoch, which your loop changes" in str(refused.value)
+
+
+@pytest.mark.parametrize("make", EXACT)
+def test_what_is_the_same_for_all_values_trains_as_plain(make: Callable[[], Net]) -> None:
+    model, epochs = make(), iter(EPOCHS)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        model.epoch = next(epochs)
+        return F.mse_loss(model(x), y)
+
+    expected = plain_losses(SGD(model.parameters()), batches(), loss)
+
+    assert losses_of(make) == pytest.approx(expected, rel=1e-12)
