@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,8 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from piper.errors import InputError, did_you_mean, nearest
-from piper.models.transformers_private import bare_copy, causal_model_class, initialise
+from piper.models.transformers_private import (
+    initialise,
+    initialiser,
+    real_copy,
+    usual_model_class,
+    with_children,
+)
 from piper.names import with_article
+
+LOG = logging.getLogger("piper")
 
 
 def config_of(given: Any) -> tuple[Any, Path | None]:
@@ -39,7 +48,8 @@ def config_of(given: Any) -> tuple[Any, Path | None]:
 
 
 def model_class(config: Any, name: str | None = None) -> type[nn.Module]:
-    """The class that the configuration names, or a causal language model."""
+    """The class that the configuration names, or a language model: that of an encoder and a decoder
+    if it has both, or else a causal one."""
     transformers = library()
     named = name or next(iter(config.architectures or ()), None)
     if named is not None and not isinstance(named, str):
@@ -53,11 +63,16 @@ def model_class(config: Any, name: str | None = None) -> type[nn.Module]:
             near = did_you_mean(nearest(named, dir(transformers)))
             raise _refused(what, f'write model_class="..." with one of its classes{near}')
         return found
-    causal = causal_model_class(transformers, config)
-    if causal is None:
+    usual = usual_model_class(transformers, config)
+    if usual is None:
+        kind = type(config).__name__.removesuffix("Config")
+        some = [one for one in dir(transformers) if one.startswith(f"{kind}For")]
         what = f"{type(config).__name__} does not say which model to build"
-        raise _refused(what, 'write model_class="ViTForImageClassification" or the like')
-    return causal
+        said = f"; there are {', '.join(some)}" if some[1:] else ""
+        example = next(iter(some), "ViTForImageClassification")
+        raise _refused(what, f'write model_class="{example}" or the like{said}')
+    LOG.info("building %s; model_class= chooses another", usual.__name__)
+    return usual
 
 
 def build_on_meta(make: type[nn.Module], config: Any) -> nn.Module:
@@ -69,26 +84,42 @@ def build_on_meta(make: type[nn.Module], config: Any) -> nn.Module:
 def first_values(model: nn.Module, seed: int = 0) -> Callable[[str, Tensor], None]:
     """Fills a parameter as transformers initialises it, the same in every process.
 
-    The seed is that of the module that owns the parameter, so the order does not matter. A weak
-    reference: processes compare what options hold, and models of transformers hold hashes that
-    differ between processes.
+    The seeds are those of modules, so the order does not matter. A weak reference: processes
+    compare what options hold, and models of transformers hold hashes that differ between processes.
     """
     known = weakref.ref(model)
 
     def fill(name: str, tensor: Tensor) -> None:
-        path, _, leaf = name.rpartition(".")
         model = known()
         assert model is not None, "the Trainer keeps it"
-        real = bare_copy(model.get_submodule(path))
-        digest = hashlib.sha256(f"{seed}:{path}".encode()).digest()
+        path, _, leaf = name.rpartition(".")
+        real = real_copy(model.get_submodule(path))
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int.from_bytes(digest[:7], "big"))
+            torch.manual_seed(number_of(seed, path))
             if callable(getattr(real, "reset_parameters", None)):
                 real.reset_parameters()
-            initialise(model, real)
+            for above, one in [(path, real), *copies_above(model, path, real)]:
+                if above != path:
+                    torch.manual_seed(number_of(seed, above, path))
+                initialise(initialiser(model, above), one)
         tensor.copy_(getattr(real, leaf))
 
     return fill
+
+
+def number_of(*what: object) -> int:
+    text = ":".join(map(str, what))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def copies_above(model: nn.Module, path: str, real: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules around one, from the innermost: they may initialise it once more, as attention
+    does with its projections. In these copies, all others stay on `meta`, where nothing is drawn.
+    """
+    while path:
+        path, _, name = path.rpartition(".")
+        real = with_children(model.get_submodule(path), {name: real})
+        yield path, real
 
 
 def zeros(name: str, tensor: Tensor) -> None:

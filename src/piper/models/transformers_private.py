@@ -16,16 +16,27 @@ def initialise(model: Any, module: nn.Module) -> None:
     model._init_weights(module)
 
 
-def causal_model_class(transformers: Any, config: Any) -> type[nn.Module] | None:
-    """The causal language model of a configuration, if there is one."""
-    known = transformers.AutoModelForCausalLM._model_mapping
-    return known.get(type(config), None)
+def usual_model_class(transformers: Any, config: Any) -> type[nn.Module] | None:
+    """The language model of a configuration, if there is one."""
+    both = getattr(config, "is_encoder_decoder", False)
+    auto = transformers.AutoModelForSeq2SeqLM if both else transformers.AutoModelForCausalLM
+    return auto._model_mapping.get(type(config), None)
 
 
-def bare_copy(module: nn.Module) -> nn.Module:
-    """A copy of a module, without its children, whose parameters have memory."""
+def initialiser(model: nn.Module, path: str) -> nn.Module:
+    """The model that initialises a module: the innermost around it, such as that of the text."""
+    import transformers
+
+    around, found = model, model
+    for name in path.split(".") if path else ():
+        around = getattr(around, name)
+        found = around if isinstance(around, transformers.PreTrainedModel) else found
+    return found
+
+
+def real_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module whose own parameters have memory. Those of its children have none."""
     real = copy.copy(module)
-    real._modules = {}
     real._parameters = {
         name: None if one is None else nn.Parameter(torch.zeros_like(one, device="cpu"))
         for name, one in module._parameters.items()
