@@ -22,6 +22,9 @@ COUNTS: dict[str, Callable[[Tensor], Tensor | int]] = {
     "all but the ignored": lambda y: y.numel() - (y == -100).sum(),
     "one more for each row": lambda y: (y != -100).sum() + len(y),
     "rows and tokens": lambda y: y.shape[0] * y.shape[1] - (y == -100).sum(),
+    "a mean times elements": lambda y: (y != -100).double().mean() * y.numel(),
+    "a mean of rows": lambda y: (y != -100).double().mean(0).sum() * len(y),
+    "half of a mean": lambda y: 0.5 * len(y) * ((y != -100).double().mean() * y.shape[1] * 2),
     "times rows": lambda y: (y != -100).sum() * len(y),
 }
 

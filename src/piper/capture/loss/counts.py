@@ -145,7 +145,12 @@ def _count_of(
 
 
 def unscaled(total: fx.Node) -> fx.Node:
-    """Without a factor: microbatches have the same shares of labels as of labels times classes."""
+    """Without a factor: microbatches have the same shares of labels as of labels times classes.
+
+    That of a mean, `mask.mean() * mask.numel()`, makes it a sum.
+    """
+    if any(base_name(node) == "mean" for node in closure([total], ())):
+        return total
     while base_name(total) in ("mul", "div") and len(total.all_input_nodes) == 1:
         factor = total.args[1]
         if not isinstance(factor, int | float) or factor <= 0 or total.kwargs:
