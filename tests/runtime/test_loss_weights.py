@@ -172,6 +172,25 @@ def test_means_over_different_counts_have_no_common_weight(
     assert_equal(result, plainly(Net(), loss_fn, [full]))
 
 
+def of_next_tokens(output: Tensor, labels: Tensor) -> Tensor:
+    """As in transformers: the last token has no next one, in any row."""
+    logits = torch.stack([output, 2 * output, -output], 2)
+    following = functional.pad(labels, (0, 1), value=-100)[:, 1:]
+    return functional.cross_entropy(logits, following) + output.square().mean()
+
+
+def test_what_no_row_counts_leaves_equal_weights() -> None:
+    labels = torch.arange(36).view(12, 3) % 5
+    full, ignored = ([(x, each) for x, _ in data()] for each in (labels, labels.clone()))
+    ignored[1][1][3, 2] = -100
+
+    result = rehearse(Net(), of_next_tokens, [*TWO, Split("MB", 3)], full, optimizer=SGD)
+
+    assert_equal(result, plainly(Net(), of_next_tokens, full))
+    with pytest.raises(InputError, match="another part is not: in microbatch 0 there are 7 of 12"):
+        rehearse(Net(), of_next_tokens, [*TWO, Split("MB", 3)], ignored, optimizer=SGD)
+
+
 @pytest.mark.parametrize("places", [(), (3,)])
 def test_means_over_different_counts_are_written_as_means_over_rows(places: tuple[int]) -> None:
     """As the message above says, also where a row has several labels."""

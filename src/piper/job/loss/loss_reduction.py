@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
+import torch
+
 from piper.capture import Captured
 from piper.capture.loss import Count, LossForm, divisor
 from piper.errors import InputError
@@ -333,7 +335,7 @@ def uncounted(form: LossForm, microbatches: Sequence[Batch]) -> InputError | Non
     for part, one in enumerate(microbatches if form.counts else ()):
         for count in form.of(one.rows).counts:
             found, full = total_of(count, one), count.full
-            if count.scale is not None or found != full:
+            if count.scale is not None or not is_full(found, count, one, form):
                 of = f" of {full}" if full is not None else ""
                 return InputError.of(
                     "batch",
@@ -345,6 +347,14 @@ def uncounted(form: LossForm, microbatches: Sequence[Batch]) -> InputError | Non
                     "the Trainer loss_weight=lambda *microbatch: the weight that you want",
                 )
     return None
+
+
+def is_full(found: float, count: Count, one: Batch, form: LossForm) -> bool:
+    """Whether everything counts in a microbatch, but for what the model itself leaves out, such as
+    the label after the last token: for batches of this shape, that is the same in all of them."""
+    if found == count.full:
+        return True
+    return not form.others and found == total_of(count, one.map(torch.ones_like))
 
 
 def refuse_weightless(everyone: float) -> None:
