@@ -231,7 +231,7 @@ class Strict(nn.Linear):
         ),
         (
             {"y": X, "labels": Y},
-            "example: Strict.forward(x) cannot be called with y; the last argument is for loss_fn\n"
+            "example: Strict.forward(x) cannot be called with y; labels are for loss_fn\n"
             "  fix: name entries as the model does, or give them by position",
         ),
     ],

@@ -61,13 +61,14 @@ def not_a_loss(result: Any, given: bool) -> CaptureError:
     )
     total = 'losses["loss"]' if isinstance(result, dict) and "loss" in result else TOTAL
     summed = f"; of a dict of losses, {total}" if isinstance(result, dict) else ""
+    several = ', or {"loss": loss, "logits": logits}' if isinstance(result, tuple | list) else ""
     return refusal(
         "loss_fn" if given else "model",
         f"it returns {found}, not a scalar loss",
         "return one floating-point number, such as a mean over the microbatch" + summed
         if given
-        else "return the loss, or an output with .loss (give the model labels), or pass "
-        "loss_fn(output, target) -> loss" + summed,
+        else f"return the loss{several}, or an output with .loss (give the model labels); or pass "
+        "loss_fn(output, labels) -> loss" + summed,
     )
 
 

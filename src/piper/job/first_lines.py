@@ -32,6 +32,6 @@ def coarse_lines(kind: str) -> Iterator[str]:
     """Classifiers of Hugging Face do so. Its language models compute their loss in float32."""
     if kind:
         yield (
-            f"the model computes its own loss in {kind}; for a loss in float32, give a "
-            "loss_fn(output, labels) that computes with output.logits.float()"
+            f"the model computes its own loss in {kind}; for a loss in float32, compute it from "
+            "logits.float() in the model, or give a loss_fn(output, labels) that does"
         )

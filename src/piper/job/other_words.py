@@ -29,7 +29,7 @@ def elsewhere(name: str, given: Mapping[str, Any]) -> str | None:
     >>> elsewhere("grad_clip", {"grad_clip": 0.5})
     'write max_norm=0.5, the norm that gradients are clipped to'
     >>> elsewhere("accumulate_grad_batches", {"accumulate_grad_batches": 4})
-    'write microbatches=4 in the strategy, such as strategies.one_f_one_b(microbatches=4)'
+    'write microbatches=4 in the strategy, such as strategies.one_f_one_b(pp=1, microbatches=4)'
     >>> elsewhere("colour", {"colour": 1}) is None
     True
     """
@@ -55,7 +55,7 @@ PRECISION = 'write precision="bf16" or "fp16"'
 
 def microbatches_fix(own: str) -> str:
     such = "8" if own == "..." else own
-    call = f"strategies.one_f_one_b(microbatches={such})"
+    call = f"strategies.one_f_one_b(pp=1, microbatches={such})"
     return f"write microbatches={own} in the strategy, such as {call}"
 
 

@@ -15,8 +15,8 @@ from piper.runtime.torch_private import pytree
 
 TOO_LARGE = (
     "token ids and labels count from 0, and must be less than the rows of the embedding, or the "
-    "classes of the loss: is the tokenizer that of the model? ignored labels are -100. Numbers of "
-    "rows of the whole batch are beyond those of a microbatch or replica: use one of each"
+    "classes of the loss: is the tokenizer that of the model? Ignored labels are -100. If they are "
+    "numbers of rows of the batch, use one microbatch and one replica: others have fewer rows"
 )
 OTHER_TYPE = "give class labels as int64 (y.long()), and other tensors in the types of the example"
 BEYOND = re.compile(r"out of (bounds|range)")

@@ -71,7 +71,13 @@ def missing(module: ModuleType, name: str) -> AttributeError:
     if found := known_as(name):
         return NoAttribute.of("strategies", f"there is no {name}", f"write {found}")
     near = did_you_mean(nearest(name, module.__all__))
-    return AttributeError(f"module 'piper.strategies' has no attribute {name!r}{near}", name=name)
+    builders = [one for one in module.__all__ if is_builder(getattr(module, one))]
+    text = near or f"; builders are {', '.join(sorted(builders))}" * (name[0] != "_")
+    return AttributeError(f"module 'piper.strategies' has no attribute {name!r}{text}", name=name)
+
+
+def is_builder(one: object) -> bool:
+    return callable(one) and "microbatches" in getattr(one, "__annotations__", {})
 
 
 def missing_in_piper(name: str, known: Sequence[str]) -> AttributeError:

@@ -74,9 +74,8 @@ class Outside:
             found = original(environ, name)
             return found
         finally:
-            if get_ident() == thread and type(name) is kind_of(environ) and _is_users():
-                value = None if found is None else os.fsdecode(found)
-                self.variables.setdefault(os.fsdecode(name), value)
+            if get_ident() == thread and (known := name_in(environ, name)) and _is_users():
+                self.variables.setdefault(known, None if found is None else os.fsdecode(found))
 
     def see_open(self, path: Any, mode: str = "r", *_: Any, **__: Any) -> None:
         if not set(mode) & set("wax+"):
@@ -94,11 +93,12 @@ class Outside:
             self.files.setdefault(str(name), signature_of(str(name)))
 
 
-def kind_of(environ: Any) -> type | None:
-    """What names are: texts, or bytes in `os.environb`. None: an environment that is a copy."""
+def name_in(environ: Any, name: Any) -> str | None:
+    """The name of a variable as text. None: it is none, or the environment is a copy."""
     if environ is os.environ:
-        return str
-    return bytes if environ is getattr(os, "environb", None) else None
+        return name if isinstance(name, str) else None
+    in_bytes = environ is getattr(os, "environb", None) and isinstance(name, bytes)
+    return os.fsdecode(name) if in_bytes else None
 
 
 def changed_elsewhere(what: str) -> CaptureError:

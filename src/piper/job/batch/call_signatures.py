@@ -31,7 +31,8 @@ def refuse_wrong_calls(
     if fits(shape_of(model), *inputs):
         return
     what = f"{call_of(model)} cannot be called with {described(*inputs)}"
-    what += "; the last argument is for loss_fn" if loss_fn is not None else ""
+    last = "labels are" if entries(*inputs) else "the last argument is"
+    what += f"; {last} for loss_fn" if loss_fn is not None else ""
     if wanted is not None and wanted != len(arguments):
         count = f"step was given {amount(len(arguments), 'argument')}, but the example has {wanted}"
         raise InputError.of(where, f"{count}: {what}", "give step what the example has")
@@ -42,7 +43,13 @@ def fix(
     shape: Signature | None, loss_fn: Any, arguments: Arguments, given: Arguments, named: Any
 ) -> str:
     """What to write, by what the model would take."""
-    if entries(given, named):
+    if names := entries(given, named):
+        known = shape.parameters if shape else {}
+        if (kept := [one for one in names if one in known]) and fits(
+            shape, (), dict.fromkeys(kept)
+        ):
+            unknown = ", ".join(one for one in names if one not in known)
+            return f"leave out {unknown}, which the model does not take"
         return "name entries as the model does, or give them by position"
     if len(given) == 1 and isinstance(given[0], tuple | list) and fits(shape, tuple(given[0]), {}):
         last = "" if loss_fn is None else ", y"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from piper.capture.source_lines import is_capture, is_in_model, line_of, loss_arguments
+from piper.capture.source_lines import LOSS, is_capture, is_in_model, line_of, loss_arguments
 from piper.capture.trace.arguments.inputs import name_of
 from piper.capture.trace.arguments.loss_call import described
 from piper.errors import CaptureError, PiperError, first_line, is_out_of_memory
@@ -28,6 +29,7 @@ PLAIN = (
     "give example= what the forward of the model takes, or correct this line; if the model runs "
     "with this batch in plain PyTorch, please report it"
 )
+INTEGERS = "give class labels as int64: y.long()"
 TENSORS = "give labels as a tensor: torch.tensor(labels)"
 SIGNATURE = "loss_fn gets (output, labels), in this order: loss_fn=lambda out, y: {}"
 
@@ -67,10 +69,13 @@ def of_call(
         output, labels = given
         lines = f"it was given (output, labels): output is {kind_of(output)}, labels are "
         lines += kind_of(labels)
-        what = f"loss_fn raised {text}\n    {lines}\n    {has}"
-        fix = fix if fix == LIKE_FIRST else loss_fix(loss_fn, output, labels)
+        if fix != LIKE_FIRST:
+            wants = wants_integers(text, labels)
+            fix = INTEGERS if wants else loss_fix(loss_fn, output, labels)
         fix = TENSORS if is_numbers(labels) else fix
-        return CaptureError.of(line_of(trace), what, fix)
+        where = line_of(trace)
+        who = "it" if where == LOSS else "loss_fn"
+        return CaptureError.of(where, f"{who} raised {text}\n    {lines}\n    {has}", fix)
     inner = innermost(trace)
     own_bug = inner is not None and is_capture(inner.tb_frame.f_code.co_filename)
     if own_bug or not isinstance(error, OF_BATCHES) or not is_in_model(trace):
@@ -103,6 +108,12 @@ def size(tensor: torch.Tensor) -> str:
     '[2, 3] of float32'
     """
     return f"{list(tensor.shape)} of {name_of(tensor.dtype)}"
+
+
+def wants_integers(error: str, labels: Any) -> bool:
+    """Whether labels are numbers with fractions where torch wants classes."""
+    floats = isinstance(labels, torch.Tensor) and labels.is_floating_point()
+    return floats and bool(re.search(r"int64|Long\b", error))
 
 
 def kind_of(value: Any) -> str:
