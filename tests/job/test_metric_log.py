@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
+import os
 import sys
 import types
 from functools import partial
@@ -174,6 +176,44 @@ def short(line: str) -> str:
     """What fits into 30 columns: the step, and the speed."""
     fields = line.split("  ")
     return f"{fields[0]}  {fields[-1]}"
+
+
+class FullFile(io.StringIO):
+    """A file on a full disk: what is in its buffer can never be written."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    close = flush
+
+
+def test_a_full_disk_ends_the_log_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = [str(tmp_path / "full.csv"), str(tmp_path / "whole.csv")]
+
+    with piper.Trainer(
+        nn.Linear(3, 3), functional.mse_loss, None, example=(X, X), device="cpu", log=logs
+    ) as trainer:
+        full: Any = trainer._log.sinks[0]
+        full.file.close()
+        full.file = FullFile()
+        full.rows.writer = csv.writer(full.file)
+        losses = [trainer.step(X, X).loss for _ in range(3)]
+
+    assert caplog.text.count("full.csv cannot be written ([Errno 28]") == 1
+    with open(logs[1], newline="") as file:
+        assert [float(row["loss"]) for row in csv.DictReader(file)] == losses
+
+
+def test_a_log_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(InputError, match=r"^log: .*\n  fix: give a file where you can write"):
+        piper.Trainer(
+            nn.Linear(3, 3), functional.mse_loss, None, example=(X, X), device="cpu",
+            log=str(tmp_path / "file" / "metrics.csv"),
+        )  # fmt: skip
 
 
 def test_a_file_keeps_the_columns_that_it_has(tmp_path: Path) -> None:

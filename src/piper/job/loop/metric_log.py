@@ -7,6 +7,7 @@ import importlib
 import logging
 import math
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -61,8 +62,8 @@ class MetricLog:
 
     def flush(self) -> None:
         last, self.last = self.last, None
-        for sink in self.sinks if last is not None else ():
-            sink.write(last)  # type: ignore[arg-type]
+        if last is not None:
+            self.sinks = [sink for sink in self.sinks if is_written(sink, last)]
 
     def resume(self, steps: int) -> None:
         for sink in self.sinks if steps else ():
@@ -75,6 +76,20 @@ class MetricLog:
         self.sinks = ()
 
 
+def is_written(sink: Sink, metrics: Metrics) -> bool:
+    """Whether a log goes on. A full disk ends it, and not the run."""
+    try:
+        sink.write(metrics)
+    except OSError as error:
+        if isinstance(sink, Function):
+            raise
+        LOG.warning("log: %s cannot be written (%s): training goes on without it", sink, error)
+        with suppress(OSError):
+            sink.close()
+        return False
+    return True
+
+
 Makers = Sequence[Callable[[], Sink]]
 
 
@@ -85,7 +100,10 @@ def log_makers(given: Log) -> Makers:
 
 
 def metric_log(makers: Makers, rank: int) -> MetricLog:
-    return MetricLog([make() for make in makers] if rank == 0 else [])
+    try:
+        return MetricLog([make() for make in makers] if rank == 0 else [])
+    except OSError as error:
+        raise InputError.of("log", str(error), "give a file where you can write") from None
 
 
 def maker(given: Any) -> Callable[[], Sink]:
@@ -164,6 +182,9 @@ class CsvFile(Sink):
         if not columns:
             self.rows.writeheader()
 
+    def __str__(self) -> str:
+        return str(self.path)
+
     def write(self, metrics: Metrics) -> None:
         if metrics.step == 1 and has_rows(self.path):
             self.file.close()
@@ -220,6 +241,9 @@ def keep(path: Path) -> None:
 
 class TensorBoard(Sink):
     """Scalars in runs/, where `tensorboard --logdir runs` finds them."""
+
+    def __str__(self) -> str:
+        return "tensorboard"
 
     def __init__(self) -> None:
         self.writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter()

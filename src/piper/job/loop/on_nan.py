@@ -16,6 +16,7 @@ from piper.runtime.observe.not_finite import origin_of, update_anyway
 LOG = logging.getLogger("piper")
 OnNan = Literal["stop", "skip", "report"]
 FIX = "look at that region and at the batch; lower the learning rate, or give max_norm"
+IN_BATCH = "repair or leave out such rows in your loader"
 
 
 def refuse_wrong_on_nan(on_nan: str | None, graphs: bool, scaled: bool) -> None:
@@ -53,7 +54,7 @@ def after_step(
     origin = origin_of(program, inputs, [name for name, *_ in known.names(batch)])
     text = f"step {step}: {what}; it began in {origin or 'a sum of several regions'}"
     if on_nan == "stop":
-        raise InputError("on_nan", Problem(text, FIX))
+        raise InputError("on_nan", Problem(text, IN_BATCH if "of the batch" in text else FIX))
     if on_nan == "report":
         LOG.warning("%s", text)
         update_anyway(program, inputs)

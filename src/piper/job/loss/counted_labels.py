@@ -10,6 +10,7 @@ import torch
 from piper.job.loss.random_labels import IGNORED
 
 COUNTED = "loss_weight=lambda *microbatch: (microbatch[-1] != -100).sum()"
+NAMED = "loss_weight=lambda labels, **rest: (labels != -100).sum()"  # of a dict
 
 
 def has_ids(labels: Any) -> bool:
@@ -32,10 +33,7 @@ def times_counted(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     return summed
 
 
-def weigh_by_counted(is_mean: bool) -> str:
-    """What to write first, if it is one."""
-    if not is_mean:
-        return ""
-    return (
-        f"if it is a mean over the labels other than -100, give the Trainer {COUNTED}; otherwise "
-    )
+def weigh_by_counted(named: bool) -> str:
+    """What to write first, if it is one. `named`: of batches that are dicts, or keywords."""
+    weight = NAMED if named else COUNTED
+    return f"if it is a mean over the labels other than -100, give the Trainer {weight}; otherwise "

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from piper.capture.loss import LossForm
+from piper.capture.trace.arguments.call_arguments import as_given
 from piper.capture.trace.trials.comparisons import Comparing, Comparisons
 from piper.capture.tracing_private import unchecked_distributions
 from piper.errors import InputError, first_line
@@ -84,8 +85,9 @@ def refuse_no_mean(
     is_sum = all(one.apart("sum") <= 1.0 for seen, _ in found for one in seen)
     if kind == "sum":
         raise no_sum(known.whole, 2 * known.mean)
-    counted = weigh_by_counted(is_counted(own, output, labels, samples))
-    raise no_mean(known, is_sum, counted or same_shape(output, labels, samples))
+    if is_counted(own, output, labels, samples):
+        raise no_mean(known, is_sum, weigh_by_counted(bool(as_given(batch.arguments)[1])))
+    raise no_mean(known, is_sum, same_shape(output, labels, samples))
 
 
 def is_counted(loss_fn: Callable[..., Any], output: Output, labels: Any, samples: int) -> bool:

@@ -122,9 +122,9 @@ def refuse_foreign(folder: Path) -> None:
         return
     ours = (folder / POINTER).is_file() or (folder / LOCK).is_file()
     if not folder.is_dir() or (not ours and any(folder.iterdir())):
-        raise refused(
-            f"{folder} exists and is not a checkpoint", "choose a folder that does not exist yet"
-        )
+        what = "is a file" if folder.is_file() else "has other files, and no checkpoint"
+        fix = f"choose a folder for checkpoints alone, such as {folder / 'checkpoints'}"
+        raise refused(f"{folder} {what}", "choose another path" if folder.is_file() else fix)
 
 
 def refuse_lost_pointer(folder: Path) -> None:
