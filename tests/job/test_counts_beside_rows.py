@@ -24,6 +24,9 @@ COUNTS: dict[str, Callable[[Tensor], Tensor | int]] = {
     "rows and tokens": lambda y: y.shape[0] * y.shape[1] - (y == -100).sum(),
     "a mean times elements": lambda y: (y != -100).double().mean() * y.numel(),
     "a mean of rows": lambda y: (y != -100).double().mean(0).sum() * len(y),
+    "absolute values": lambda y: (
+        F.l1_loss((y != -100).double(), torch.zeros(()).double().expand(y.shape)) * y.numel()
+    ),
     "half of a mean": lambda y: 0.5 * len(y) * ((y != -100).double().mean() * y.shape[1] * 2),
     "times rows": lambda y: (y != -100).sum() * len(y),
 }

@@ -100,8 +100,6 @@ def count_of(root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divis
 def _count_of(
     root: fx.GraphModule, batch: Sequence[fx.Node | None], found: Divisor
 ) -> Count | None:
-    if isinstance(found, Total) and found.value is found.total:
-        found = Total(*2 * [unscaled(found.total)])
     needed = read_by(found)
     if any(node.op == "placeholder" and node not in batch for node in needed):
         return None
@@ -142,21 +140,6 @@ def _count_of(
     if is_drawn(graph):
         return None
     return Count(what, _text(root, graph), scale, full, empty)
-
-
-def unscaled(total: fx.Node) -> fx.Node:
-    """Without a factor: microbatches have the same shares of labels as of labels times classes.
-
-    That of a mean, `mask.mean() * mask.numel()`, makes it a sum.
-    """
-    if any(base_name(node) == "mean" for node in closure([total], ())):
-        return total
-    while base_name(total) in ("mul", "div") and len(total.all_input_nodes) == 1:
-        factor = total.args[1]
-        if not isinstance(factor, int | float) or factor <= 0 or total.kwargs:
-            return total
-        total = total.all_input_nodes[0]
-    return total
 
 
 def read_by(found: Divisor) -> set[fx.Node]:

@@ -149,6 +149,8 @@ def quotient(call: Call) -> Known:
     if b == FIXED:
         return times_constant(call, a) if isinstance(a, Reduced | Root) else linear(call, a, b)
     total, value = total_of(call, "other"), call.given["other"]
+    if total is not None and value is total:
+        total = value = unscaled(call, total)
     if total is not None and a == SUM:
         return Reduced((Total(total, value),))
     if total is not None and isinstance(a, Rows) and a.over is None and not shape(value):
@@ -156,6 +158,20 @@ def quotient(call: Call) -> Known:
     if a == b == MEAN and call.is_own("other"):
         return Reduced((Average(value),))
     return elementwise(call)
+
+
+def unscaled(call: Call, total: fx.Node) -> fx.Node:
+    """Without a factor: microbatches have the same shares of labels as of labels times classes.
+
+    The number of rows is none: times a mean over them, it makes a sum.
+    """
+    while base_name(total) in ("mul", "div") and len(total.all_input_nodes) == 1:
+        (source,), factor = total.all_input_nodes, total.args[1]
+        positive = isinstance(factor, int | float) and factor > 0 and not total.kwargs
+        if not positive or call.known[source] != SUM:
+            return total
+        total = source
+    return total
 
 
 def over_chosen(call: Call, known: Known, mask: fx.Node) -> Known:
