@@ -386,7 +386,7 @@ class Trainer(Closing, OtherAttributes):
         shapes, flags, state = kind
         weight, failed = own * self.replicas, self._checkpoints.failed
         found = consistency.Agreed(weight, failed, state, self._stop.wanted)
-        self._writes.refuse(self._job.model)
+        self._writes.refuse(self._job.model, self._job.captures.values())
         if not self._stepped:
             self._job.try_mean(batch)  # on real data: an example may be zeros
         if world() > 1:

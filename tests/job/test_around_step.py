@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -186,6 +187,30 @@ def test_values_that_are_written_again_are_warned_of(
     model.load_state_dict(trainer.state_dict())
     trainer.step(X, Y)
     assert caplog.text.count("is not seen") == 1
+    trainer.close()
+
+
+class Carrying(Stateful):
+    """As a recurrent network that goes on from one batch to the next."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x)
+        self.state.copy_(found.detach().mean(0)[:3])
+        return found
+
+
+@pytest.mark.parametrize("write", AGAIN, ids=lambda write: write.__name__)
+def test_a_carried_state_that_is_reset_is_refused(write: Callable[[Net], None]) -> None:
+    """Training would go on with its own, where plain PyTorch begins anew."""
+    model, error = Carrying(), pytest.raises(InputError, match="state was set to values that it")
+    trainer = Trainer(model, nn.functional.mse_loss, None, example=(X, Y), device="cpu")
+    trainer.step(X, Y)
+    trainer.step(X, Y)
+
+    write(model)
+
+    with error if write in (emptied, assigned_again) else nullcontext():
+        trainer.step(X, Y)
     trainer.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
@@ -17,7 +18,7 @@ from piper.errors import CaptureError
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 PARTS = [Place(where(), [0]), Split("MB", 2)]
-EPOCHS = (0, 1, 2, 1)
+EPOCHS = (0, 1, 2, 1, 4)
 
 
 class Net(nn.Module):
@@ -60,6 +61,15 @@ class First(Net):
         if self.last is None:
             self.last = 1.0 + self.epoch
         return (1.0 + self.epoch) / self.last
+
+
+class Latched(Net):
+    """Changed at one value, and read two values later."""
+
+    def scale(self, x: Tensor) -> Any:
+        if self.epoch == 1:
+            self.last = True
+        return 3.0 if self.last and self.epoch == 4 else 1.0
 
 
 class Seen(Net):
@@ -117,7 +127,7 @@ class Filled(Net):
         return self.last
 
 
-REFUSED = (Halved, Largest, First, Seen, Stale)
+REFUSED = (Halved, Largest, First, Latched, Seen, Stale)
 EXACT = (Table, Counting, Filled)
 
 
@@ -151,6 +161,51 @@ def test_a_cached_function_that_reads_it_is_named() -> None:
 
     assert "known remembers its results (functools.lru_cache" in str(refused.value)
     assert "reads epoch, which your loop changes" in str(refused.value)
+
+
+class Outside(Net):
+    def scale(self, x: Tensor) -> Any:
+        if self.last is None:
+            self.last = float(os.environ["PIPER_TEST_SCALE"])
+        return self.last
+
+
+def test_what_is_kept_of_the_environment_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PIPER_TEST_SCALE", "1")
+    with Trainer(
+        Outside(), F.mse_loss, PARTS, example=batches()[0], optimizer=SGD, device="cpu"
+    ) as trainer:
+        trainer.step(*batches()[0])
+        monkeypatch.setenv("PIPER_TEST_SCALE", "2")
+        trainer.step(*batches()[1])
+
+    assert "os.environ['PIPER_TEST_SCALE'] changed, and the forward keeps what it once" in (
+        caplog.text
+    )
+
+
+class ByNumber(Net):
+    """The batch says it, and not the loop."""
+
+    def forward(self, x: Tensor, epoch: int) -> Tensor:  # type: ignore[override]
+        if epoch != self.last:
+            self.last, self.epoch = epoch, self.epoch + 1
+        result: Tensor = self.layer(x) * self.epoch
+        return result
+
+
+def test_what_a_number_of_the_batch_changes_is_refused_in_these_words() -> None:
+    x, y = batches()[0]
+    example = (x, 0, y)
+    with Trainer(
+        ByNumber(), F.mse_loss, PARTS, example=example, optimizer=SGD, device="cpu"
+    ) as trainer:
+        trainer.step(*example)
+
+        with pytest.raises(CaptureError, match="batches with other numbers or texts, or in anothe"):
+            trainer.step(x, 1, y)
 
 
 @pytest.mark.parametrize("make", EXACT)

@@ -13,13 +13,13 @@ with importing():  # torch has 1,000 modules for this
     from piper.capture.python_state.description import described
     from piper.capture.python_state.watch import Watch
     from piper.capture.regions.layers import Layers, tag_layers, tag_unannotated
-    from piper.capture.several_shapes import (
+    from piper.capture.trace.replaced.arguments_private import keep_weights
+    from piper.capture.visits.journey import (
         Stop,
         Visit,
         refuse_remembered,
         refuse_remembered_states,
     )
-    from piper.capture.trace.replaced.arguments_private import keep_weights
 
     keep_weights()
 

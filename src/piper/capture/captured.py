@@ -21,7 +21,6 @@ from piper.capture.loss import LossForm, coarse_loss, meeting_rows, model_form
 from piper.capture.precision import Precision
 from piper.capture.python_state.function_caches import forgetting
 from piper.capture.regions.cut import Chunk, cut
-from piper.capture.several_shapes import Visit, visit_of
 from piper.capture.source_lines import warnings_at_users_lines
 from piper.capture.trace.arguments.inputs import Inputs, spec_of
 from piper.capture.trace.arguments.outputs import Output
@@ -30,6 +29,7 @@ from piper.capture.trace.forward import Loss, Traced, loss_graph, trace
 from piper.capture.trace.gpu_kernels import with_gpu_kernels
 from piper.capture.trace.randomness import make_reproducible
 from piper.capture.trace.type_refusals import types_explained
+from piper.capture.visits.journey import Visit, visit_of
 from piper.garbage import collector_off
 from piper.ir.model import Model, Region
 from piper.ir.naming import RANDOM, RANK, batch_input

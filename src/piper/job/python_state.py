@@ -60,7 +60,8 @@ class PythonState:
         if new not in before:
             refuse_remembered(model, before, new)
             if not before and self.watch is not None:
-                stop = Stop(new, Snapshot(self.watch.reach))
+                elsewhere = tuple(self.watch.elsewhere())
+                stop = Stop(new, Snapshot(self.watch.reach), elsewhere)
                 refuse_remembered_states(model, self.watch.reach, self.stops, stop)
                 self.stops.append(stop)
             before.append(new)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.distributed as dist
 
+from piper.capture import Captured
 from piper.capture.torch_private import has_global_hooks, has_hooks, own_tensors, version_of
 from piper.capture.trace.side_effects import refuse_hooks
 from piper.errors import InputError
@@ -81,7 +82,7 @@ class ModelWrites:
         self.newest = self.stepped, given
         self.allow(given)
 
-    def refuse(self, model: torch.nn.Module) -> None:
+    def refuse(self, model: torch.nn.Module, captured: Iterable[Captured] = ()) -> None:
         """Refuse a write that training would not see."""
         now = self.tensors()
         owners = [*self.modules, *(one for one in now if one is not None)]
@@ -94,16 +95,23 @@ class ModelWrites:
         for name, one in found.items():
             if one not in self.known.get(name, ()):
                 raise changed(name)
-        self.warn(model, found)
+        self.warn(model, found, captured)
         self.look(model)
 
-    def warn(self, model: torch.nn.Module, found: Digests) -> None:
-        """Of values that were written again, but are not those with which training goes on."""
+    def warn(self, model: torch.nn.Module, found: Digests, captured: Iterable[Captured]) -> None:
+        """Of values that were written again, but are not those with which training goes on.
+
+        A loop that resets a state alone, which forwards carry from step to step, is an error.
+        """
         seen = {id(one): at for one, at in zip(self.held, self.versions, strict=True)}
         named = [*model.named_parameters(), *model.named_buffers()]
         written = [name for name, one in named if seen.get(id(one)) != version(one)]
         given, newest = self.newest
         old = [n for n in written if given != self.stepped or found.get(n) != newest.get(n)]
+        carried = {name for one in captured for region in one.model.regions
+                   for name in region.reads_state}  # fmt: skip
+        if self.stepped and old and carried.issuperset(written):
+            raise reset(old[0])
         if self.stepped and old and not self.warned:
             self.warned = True
             names = old[0] if len(old) == 1 else f"{old[0]} and {len(old) - 1} more"
@@ -115,6 +123,15 @@ def ignored_write(names: str) -> str:
         f"a write to {names} of the model, with values that it had before, is not seen: training "
         "goes on with its own. To start again from them, make a new Trainer or use "
         "trainer.resume(...); reset a state by an argument of the batch"
+    )
+
+
+def reset(name: str) -> InputError:
+    return InputError.of(
+        "model",
+        f"{name} was set to values that it had before, and training goes on with its own",
+        "reset a state by an argument of the batch: `state = torch.where(new, 0, state)` in the "
+        "forward; or make a new Trainer, or use trainer.resume(...)",
     )
 
 

@@ -54,7 +54,8 @@ def after_step(
     origin = origin_of(program, inputs, [name for name, *_ in known.names(batch)])
     text = f"step {step}: {what}; it began in {origin or 'a sum of several regions'}"
     if on_nan == "stop":
-        raise InputError("on_nan", Problem(text, IN_BATCH if "of the batch" in text else FIX))
+        fix = IN_BATCH if origin is not None and origin.in_batch else FIX
+        raise InputError("on_nan", Problem(text, fix))
     if on_nan == "report":
         LOG.warning("%s", text)
         update_anyway(program, inputs)

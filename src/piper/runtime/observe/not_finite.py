@@ -42,6 +42,7 @@ class Origin:
     makes_nan: bool
     given: str = ""  # what was not finite before: parameters, or a tensor of the batch
     of_infinity: bool = False  # it makes NaN of an infinity that it did not make
+    in_batch: bool = False  # whether `given` is a tensor of the batch
 
     @property
     def order(self) -> tuple[bool, int, bool, int, int]:
@@ -154,14 +155,16 @@ class Search:
         nan = [name for name, one in reads.items() if one.nan]
         infinite = [name for name, one in reads.items() if one.infinity]
         known = self.given | (self.batch if wrote.nan else {})
-        yield from (Origin(*where, True, known[name]) for name in nan if name in known)
+        for name in nan:
+            if name in known:
+                yield Origin(*where, True, known[name], in_batch=name in self.batch)
         if nan:
             return
         source = next((self.batch[name] for name in infinite if name in self.batch), "")
         if wrote.nan:
-            yield Origin(*where, True, source, of_infinity=bool(infinite))
+            yield Origin(*where, True, source, bool(infinite), bool(source))
         elif wrote.infinity and (source or not infinite):
-            yield Origin(*where, False, source, of_infinity=bool(source))
+            yield Origin(*where, False, source, bool(source), bool(source))
 
 
 def update_anyway(program: Program, inputs: StepInputs) -> None:

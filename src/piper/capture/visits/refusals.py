@@ -18,6 +18,17 @@ def remembered_shape(where: str, sizes: str, name: str) -> CaptureError:
     )
 
 
+def remembered_call(where: str, name: str) -> CaptureError:
+    """Of a number or a text among the inputs, or of train() and eval()."""
+    return refusal(
+        where,
+        f"batches with other numbers or texts, or in another mode, change {name}, and with it what "
+        "the model computes later: each has a program, and would go on with what the model had at "
+        "the start",
+        "compute it in each forward, without keeping it; or pass numbers as tensors",
+    )
+
+
 def remembered_state(where: str, changed: str, name: str) -> CaptureError:
     return refusal(
         where,

@@ -7,6 +7,7 @@ Python state, the kinds are traced one after the other, as in eager training. Ea
 it computes at the start.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,12 +28,24 @@ from piper.capture.python_state.ownership import codes_of
 from piper.capture.python_state.places import ABSENT, Place, put
 from piper.capture.python_state.reach import Reach
 from piper.capture.python_state.snapshot import Change, Key, Snapshot
-from piper.capture.remembered_refusals import cached_state, remembered_shape, remembered_state
 from piper.capture.trace.arguments.inputs import Inputs
 from piper.capture.trace.arguments.outputs import joined
 from piper.capture.trace.forward import Attempt, Traced
 from piper.capture.trace.model_copy import acting_as
+from piper.capture.visits.refusals import (
+    cached_state,
+    remembered_call,
+    remembered_shape,
+    remembered_state,
+)
 from piper.errors import CaptureError
+
+LOG = logging.getLogger("piper")
+ANEW = (
+    "%s changed, and the forward keeps what it once computed: plain PyTorch goes on with that, and "
+    "Piper computes it anew; compute it in each forward, without keeping it"
+)
+LATEST = 6  # states before the new one that are traced again, besides the first
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,7 @@ class Stop:
 
     visit: Visit
     state: Snapshot | None = None
+    elsewhere: tuple[tuple[str, str], ...] = ()  # what was changed outside of Python then
 
 
 def refuse_remembered(model: nn.Module, before: Sequence[Visit], new: Visit) -> None:
@@ -81,10 +95,13 @@ def refuse_remembered_states(
     """Refuse a model for which a state that the loop gave it matters in a later one."""
     if not before:
         return
-    stops = [*before[:1], *before[1:][-1:], new]
+    stops = [*before[:1], *before[1:][-LATEST:], new]
     refuse_cached([one.state for one in stops if one.state is not None], reach)
     if any(one.visit.remembers for one in stops):
         Journey(model, stops).run()
+        for name, _ in {*new.elsewhere} ^ {*stops[-2].elsewhere}:
+            LOG.warning(ANEW, name)
+            return
 
 
 def refuse_cached(states: Sequence[Snapshot], reach: Reach) -> None:
@@ -210,8 +227,13 @@ class Journey:
         name = place.path.partition("[")[0] if place else "what it keeps"
         if self.set_by_loop:
             return remembered_state(where, self.set_by_loop[0][0], name)
-        sizes = ", ".join(str(list(one.shape)) for one in stop.visit.inputs.tensors)
-        return remembered_shape(where, sizes, name)
+        if len({shapes_of(one) for one in self.stops}) == 1:
+            return remembered_call(where, name)
+        return remembered_shape(where, ", ".join(str(list(one)) for one in shapes_of(stop)), name)
+
+
+def shapes_of(stop: Stop) -> tuple[tuple[int | None, ...], ...]:
+    return tuple(tuple(one.shape) for one in stop.visit.inputs.tensors)
 
 
 def differing(states: Sequence[Snapshot]) -> list[Key]:
