@@ -21,6 +21,7 @@ import torch
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from piper import Place, Split, Trainer, where
 from piper.errors import InputError
@@ -245,6 +246,17 @@ def test_what_stays_the_same_trains_as_plain(around: Callable[[], Any]) -> None:
         assert trainer._programs.check.checks == forward_check.ALWAYS + 1
 
     assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_modes_that_count_see_steps_only() -> None:
+    counted = []
+    with trainer_of(Net(lambda net: 2.0)) as trainer:
+        for batch in batches():
+            with FlopCounterMode(display=False) as mode:
+                trainer.step(*batch)
+            counted.append(mode.get_total_flops())
+
+    assert counted == 4 * counted[:1] and counted[0] > 0
 
 
 class Kept:

@@ -17,7 +17,7 @@ import torch
 
 from piper.capture import Captured
 from piper.capture.python_state.function_caches import forgetting
-from piper.capture.torch_private import fake_errors_unlogged
+from piper.capture.torch_private import fake_errors_unlogged, outside_of_traces
 from piper.capture.trace.row_calls.recorded_calls import RecordedCall
 from piper.capture.trace.row_calls.unvalued_run import calls_of
 from piper.errors import InputError, first_line
@@ -87,8 +87,13 @@ class ForwardCheck:
 @forgetting()
 @prints_shown_once()
 def called(job: Job, captured: Captured) -> list[RecordedCall]:
-    """What the model and its loss call for a microbatch, now."""
-    with torch.enable_grad(), fake_errors_unlogged(), warnings.catch_warnings():
+    """What the model and its loss call for a microbatch, now. Modes that count see none of it."""
+    with (
+        outside_of_traces(),
+        torch.enable_grad(),
+        fake_errors_unlogged(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # the trace gave them
         return calls_of(job.model, job.loss_fn, captured.inputs, captured.device, job.precision)
 
