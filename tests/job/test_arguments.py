@@ -72,7 +72,7 @@ class OwnParallel(nn.DataParallel[nn.Linear]):
         (
             {"gradient_accumulation_steps": 4},
             "no option gradient_accumulation_steps",
-            "strategies.one_f_one_b(microbatches=4)",
+            "strategies.one_f_one_b(pp=1, microbatches=4)",
         ),
         ({"mixed_precision": "bf16"}, "no option mixed_precision", "write precision='bf16'"),
         ({"bf16": True}, "no option bf16", 'write precision="bf16"'),

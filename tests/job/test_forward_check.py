@@ -213,6 +213,7 @@ def test_later_checks_take_a_hundredth_of_the_time() -> None:
     with trainer_of(Net(lambda net: 2.0)) as trainer:
         job, known = trainer._job, trainer._programs.check.known
         check.known, kind = known, next(iter(known))
+        check.sizes = trainer._programs.check.sizes
         for step in range(400):
             before = check.checks
             check.step(job, kind)

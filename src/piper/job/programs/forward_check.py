@@ -40,6 +40,7 @@ class ForwardCheck:
 
     clock: Callable[[], float] = time.perf_counter
     known: dict[BatchKind, tuple[Captured, list[RecordedCall]]] = field(default_factory=dict)
+    sizes: list[torch.Size] = field(default_factory=list)  # of the tensors of the model
     checks: int = 0
     due: float = 0.0  # when the next one is
     unchecked: tuple[Job, BatchKind] | None = None  # the last step, if nothing was checked since
@@ -49,6 +50,7 @@ class ForwardCheck:
         captured = job.captured(batch)
         if captured is None:
             return
+        self.sizes = sizes_of(job.model)
         try:
             self.known[kind] = captured, called(job, captured)
         except Exception as error:  # it needs values
@@ -68,11 +70,14 @@ class ForwardCheck:
         if self.unchecked is None:
             return
         job, kind = self.unchecked
-        if job.python_state.now() == kind[2] and flags(job.model) == kind[1]:
+        if kind in self.known and job.python_state.now() == kind[2] and flags(job.model) == kind[1]:
             self.check(job, kind)
 
     def check(self, job: Job, kind: BatchKind) -> None:
         since, self.unchecked, started = self.unchecked, None, self.clock()
+        if self.sizes != sizes_of(job.model):
+            self.known.clear()  # a program has given the memory of the model back
+            return
         captured, before = self.known[kind]
         try:
             now = called(job, captured)
@@ -82,6 +87,10 @@ class ForwardCheck:
         self.due = self.clock() + SHARE * (self.clock() - started)
         if (what := difference(before, now)) is not None:
             raise changed(what, since)
+
+
+def sizes_of(model: torch.nn.Module) -> list[torch.Size]:
+    return [one.shape for one in (*model.parameters(), *model.buffers())]
 
 
 @forgetting()
