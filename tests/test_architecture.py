@@ -125,7 +125,8 @@ def test_a_heavy_library_is_imported_in_few_layers(library: str, homes: set[str]
 
 PRIVATE_HERE = {
     "capture/torch_private.py", "capture/inductor_private.py", "capture/cache/torch_private.py",
-    "capture/tracing_private.py", "capture/autograd_private.py", "runtime/torch_private.py",
+    "capture/modes_private.py", "capture/tracing_private.py", "capture/autograd_private.py",
+    "runtime/torch_private.py",
     "models/transformers_private.py", "capture/trace/replaced/transformer_private.py",
     "capture/trace/replaced/arguments_private.py",
 }  # fmt: skip

@@ -21,6 +21,7 @@ import torch
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from piper import Place, Split, Trainer, where
@@ -258,6 +259,41 @@ def test_modes_that_count_see_steps_only() -> None:
             counted.append(mode.get_total_flops())
 
     assert counted == 4 * counted[:1] and counted[0] > 0
+
+
+class Seen(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_that_replace_functions_see_steps_only() -> None:
+    counted, batch = [], batches()[0]
+    with trainer_of(Net(lambda net: 2.0)) as trainer:
+        check = trainer._programs.check
+        for due in (0.0, 0.0, float("inf"), 0.0, float("inf")):
+            check.due, before = due, check.checks
+            with Seen() as mode:
+                trainer.step(*batch)
+            counted.append((mode.calls, check.checks - before))
+
+    assert [checks for _, checks in counted] == [1, 1, 0, 1, 0]
+    assert counted[2][0] == counted[3][0] == counted[4][0]
+
+
+@pytest.mark.parametrize("change", [lambda net: net.float(), lambda net: net.to("meta")])
+def test_the_model_may_be_converted_after_training(change: Callable[[Net], Any]) -> None:
+    trainer = trainer_of(net := Net(lambda net: 2.0))
+    losses = [trainer.step(*batch).loss for batch in batches()]
+
+    change(net)
+
+    assert trainer.state_dict() is not None and len(losses) == 4
+    trainer.close()
 
 
 class Kept:

@@ -18,7 +18,8 @@ from piper.errors import CaptureError
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 PARTS = [Place(where(), [0]), Split("MB", 2)]
-EPOCHS = (0, 1, 2, 1, 4)
+LAST = 9
+EPOCHS = (0, 1, 2, 1, LAST)
 
 
 class Net(nn.Module):
@@ -69,7 +70,7 @@ class Latched(Net):
     def scale(self, x: Tensor) -> Any:
         if self.epoch == 1:
             self.last = True
-        return 3.0 if self.last and self.epoch == 4 else 1.0
+        return 3.0 if self.last and self.epoch == LAST else 1.0
 
 
 class Seen(Net):
@@ -153,6 +154,18 @@ def test_what_a_later_value_finds_is_refused(make: Callable[[], Net]) -> None:
         losses_of(make)
 
     assert "your loop changes model.epoch, and a forward changes" in str(refused.value)
+
+
+def test_a_value_is_remembered_for_any_number_of_others() -> None:
+    x, y = batches()[0]
+    model = Latched()
+    with Trainer(model, F.mse_loss, None, example=(x, y), optimizer=SGD, device="cpu") as trainer:
+        for model.epoch in range(LAST):
+            trainer.step(x, y)
+        model.epoch = LAST
+
+        with pytest.raises(CaptureError, match="a forward changes model.last"):
+            trainer.step(x, y)
 
 
 def test_a_cached_function_that_reads_it_is_named() -> None:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from threading import get_ident
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -54,13 +55,31 @@ def is_pythons(frame: FrameType) -> bool:
     return name.startswith(("<frozen", _STDLIB)) and "site-packages" not in name
 
 
+_tracing = list[int]()  # threads that trace, the innermost last
+
+
+@contextmanager
+def only_this_thread() -> Iterator[None]:
+    """What a trace replaces is replaced for all threads. Code of the others is not the model's."""
+    _tracing.append(get_ident())
+    try:
+        yield
+    finally:
+        _tracing.pop()
+
+
+def is_another_thread() -> bool:
+    """Whether this thread is not the one that traces, such as that of a loader."""
+    return bool(_tracing) and _tracing[-1] != get_ident()
+
+
 def current_line() -> str:
     """The innermost line of the user's model that is running now.
 
     Empty if Piper itself is running: the next user's line is then the one that called it, which
     has nothing to do with the model.
     """
-    frame = _running_frame()
+    frame = None if is_another_thread() else _running_frame()
     return "" if frame is None else short_line(frame.f_code.co_filename, frame.f_lineno)
 
 

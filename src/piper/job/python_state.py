@@ -62,6 +62,6 @@ class PythonState:
             if not before and self.watch is not None:
                 elsewhere = tuple(self.watch.elsewhere())
                 stop = Stop(new, Snapshot(self.watch.reach), elsewhere)
-                refuse_remembered_states(model, self.watch.reach, self.stops, stop)
-                self.stops.append(stop)
+                given = self.watch.reach, self.stops, stop
+                self.stops = refuse_remembered_states(model, *given)
             before.append(new)

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from piper.capture import torch_private
 from piper.capture.autograd_private import apply_function, apply_now, functions_as
+from piper.capture.source_lines import is_another_thread
 from piper.capture.trace.batch_norm import counted_in_tensors
 from piper.capture.trace.custom_functions import called
 
@@ -28,7 +29,8 @@ def entered(
     ran, whole = set[type](), apply_now()
 
     def apply(cls: Any, *args: Any) -> Any:
-        if cls is CheckpointFunction or is_of_torch(cls) or cls.backward is Function.backward:
+        torchs = cls is CheckpointFunction or is_of_torch(cls)
+        if torchs or cls.backward is Function.backward or is_another_thread():
             return whole(cls, *args)
 
         def backward(*given: Any) -> Any:
@@ -58,6 +60,8 @@ def intercepted() -> Iterator[None]:
             yield
 
     def apply(cls: type, *args: Any) -> Any:
+        if is_another_thread():
+            return apply_function(cls, *args)
         if cls is CheckpointFunction:
             run, _, *rest = args
             with mark():

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from piper.capture.hidden_writes import memory_of
 from piper.capture.python_state.code_search import line_that_changes
 from piper.capture.python_state.reach import Reach
 from piper.capture.refusals import refusal
-from piper.capture.source_lines import current_line
+from piper.capture.source_lines import current_line, is_another_thread
 from piper.capture.torch_private import (
     FunctionalTensor,
     constant_of,
@@ -107,21 +108,25 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 def no_python_randomness() -> Iterator[None]:
     """Random numbers from Python or numpy would be the same in every step."""
     before = generator_states()
-    with refusing_draws():
+    with refusing_draws() as others:
         yield
-    if generator_states() != before:
+    if not others and generator_states() != before:
         raise refusals.drawn_number()
 
 
 @contextmanager
-def refusing_draws() -> Iterator[None]:
-    """The functions of `random` and `numpy.random` are errors, which know their line."""
+def refusing_draws() -> Iterator[set[int]]:
+    """The functions of `random` and `numpy.random` are errors, which know their line.
+
+    Gives other threads that draw, as loaders do: nobody knows then who changed the generators.
+    """
+    others = set[int]()
     modules = [random, *filter(None, [sys.modules.get("numpy.random")])]
     drawn = [(one, name, draw) for one in modules for name, draw in drawing_functions(one)]
     for module, name, draw in drawn:
-        setattr(module, name, partial(refuse_draw, draw))
+        setattr(module, name, partial(refuse_draw, others, draw))
     try:
-        yield
+        yield others
     finally:
         for module, name, draw in drawn:
             setattr(module, name, draw)
@@ -140,8 +145,11 @@ def drawing_functions(module: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def refuse_draw(draw: Any, *args: Any, **kwargs: Any) -> Any:
+def refuse_draw(others: set[int], draw: Any, *args: Any, **kwargs: Any) -> Any:
     """Only the model's draws count: torch draws names and seeds of its own."""
+    if is_another_thread():
+        others.add(get_ident())
+        return draw(*args, **kwargs)
     where = current_line()
     if where and not is_torchs_own(sys._getframe(1).f_code.co_filename):
         raise refusals.drawn_number(where)

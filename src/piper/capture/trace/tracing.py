@@ -13,7 +13,7 @@ from piper.capture.marks.tags import tagging
 from piper.capture.observers import observers_aside
 from piper.capture.precision import Precision
 from piper.capture.python_state.function_caches import forgetting
-from piper.capture.source_lines import is_in_loss, line_of
+from piper.capture.source_lines import is_in_loss, line_of, only_this_thread
 from piper.capture.torch_private import VALUE_WANTED
 from piper.capture.trace import functions, side_effects
 from piper.capture.trace.conversions import converting
@@ -36,6 +36,7 @@ def tracing(
 ) -> Iterator[None]:
     """While this is open, the view can be traced, and the model must not change."""
     with ExitStack() as stack:
+        stack.enter_context(only_this_thread())
         stack.enter_context(refusing_swallowed((CaptureError, *VALUE_WANTED)))
         stack.enter_context(errors_only_raised())
         stack.enter_context(functions.intercepted())

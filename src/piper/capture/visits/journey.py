@@ -45,7 +45,6 @@ ANEW = (
     "%s changed, and the forward keeps what it once computed: plain PyTorch goes on with that, and "
     "Piper computes it anew; compute it in each forward, without keeping it"
 )
-LATEST = 6  # states before the new one that are traced again, besides the first
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def visit_of(model: nn.Module, loss_fn: Any, traced: Traced, grad: bool) -> Visi
     return Visit(loss_fn, traced.inputs, modes, grad, buffers, *rest)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stop:
     """A visit, with the state that the loop had given the model then. None: that of now."""
 
@@ -91,17 +90,23 @@ def refuse_remembered(model: nn.Module, before: Sequence[Visit], new: Visit) -> 
 
 def refuse_remembered_states(
     model: nn.Module, reach: Reach, before: Sequence[Stop], new: Stop
-) -> None:
-    """Refuse a model for which a state that the loop gave it matters in a later one."""
+) -> list[Stop]:
+    """Refuse a model for which a state that the loop gave it matters in a later one.
+
+    Gives the stops that the next one is compared with: the first, those that left something for
+    others, and this one.
+    """
+    stops = [*before, new]
     if not before:
-        return
-    stops = [*before[:1], *before[1:][-LATEST:], new]
+        return stops
     refuse_cached([one.state for one in stops if one.state is not None], reach)
-    if any(one.visit.remembers for one in stops):
-        Journey(model, stops).run()
-        for name, _ in {*new.elsewhere} ^ {*stops[-2].elsewhere}:
-            LOG.warning(ANEW, name)
-            return
+    if not any(one.visit.remembers for one in stops):
+        return [stops[0], new]
+    journey = Journey(model, stops)
+    journey.run()
+    for name, _ in [*{*new.elsewhere} ^ {*before[-1].elsewhere}][:1]:
+        LOG.warning(ANEW, name)
+    return [one for one in stops if one in (stops[0], new) or one in journey.leaving]
 
 
 def refuse_cached(states: Sequence[Snapshot], reach: Reach) -> None:
@@ -140,6 +145,7 @@ class Journey:
         self.known: dict[int, Any] = {}  # what tensors without values are, by id
         self.values: dict[int, Tensor] = {}  # and their values, if they depend on no input
         self.left: list[Place] = []  # keeps these tensors alive
+        self.leaving: list[Stop] = []  # which changed something that some code reads
 
     def run(self) -> None:
         """Those before the last are known not to depend on each other."""
@@ -180,7 +186,9 @@ class Journey:
         except Exception:
             return None
         meaning, reach = self.meaning(once), self.attempt.reach
-        self.changes += [one for one in once.changes if reach.may_read(one.place.names)]
+        changes = [one for one in once.changes if reach.may_read(one.place.names)]
+        self.changes += changes
+        self.leaving += [stop] if changes else []
         self.leave(once)
         return meaning
 

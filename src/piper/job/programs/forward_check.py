@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 import torch
 
 from piper.capture import Captured
+from piper.capture.modes_private import unobserved
 from piper.capture.python_state.function_caches import forgetting
-from piper.capture.torch_private import fake_errors_unlogged, outside_of_traces
+from piper.capture.torch_private import fake_errors_unlogged
 from piper.capture.trace.row_calls.recorded_calls import RecordedCall
 from piper.capture.trace.row_calls.unvalued_run import calls_of
 from piper.errors import InputError, first_line
@@ -40,7 +41,7 @@ class ForwardCheck:
 
     clock: Callable[[], float] = time.perf_counter
     known: dict[BatchKind, tuple[Captured, list[RecordedCall]]] = field(default_factory=dict)
-    sizes: list[torch.Size] = field(default_factory=list)  # of the tensors of the model
+    sizes: list[object] = field(default_factory=list)  # of the tensors of the model, and types
     checks: int = 0
     due: float = 0.0  # when the next one is
     unchecked: tuple[Job, BatchKind] | None = None  # the last step, if nothing was checked since
@@ -76,7 +77,7 @@ class ForwardCheck:
     def check(self, job: Job, kind: BatchKind) -> None:
         since, self.unchecked, started = self.unchecked, None, self.clock()
         if self.sizes != sizes_of(job.model):
-            self.known.clear()  # a program has given the memory of the model back
+            self.known.clear()  # a program has given its memory back, or converted it: its own copy
             return
         captured, before = self.known[kind]
         try:
@@ -89,8 +90,9 @@ class ForwardCheck:
             raise changed(what, since)
 
 
-def sizes_of(model: torch.nn.Module) -> list[torch.Size]:
-    return [one.shape for one in (*model.parameters(), *model.buffers())]
+def sizes_of(model: torch.nn.Module) -> list[object]:
+    with unobserved():
+        return [(one.shape, one.dtype) for one in (*model.parameters(), *model.buffers())]
 
 
 @forgetting()
@@ -98,7 +100,7 @@ def sizes_of(model: torch.nn.Module) -> list[torch.Size]:
 def called(job: Job, captured: Captured) -> list[RecordedCall]:
     """What the model and its loss call for a microbatch, now. Modes that count see none of it."""
     with (
-        outside_of_traces(),
+        unobserved(),
         torch.enable_grad(),
         fake_errors_unlogged(),
         warnings.catch_warnings(),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from piper.capture.refusals import refusal
-from piper.capture.source_lines import is_pythons, is_users, short_line
+from piper.capture.source_lines import is_another_thread, is_pythons, is_users, short_line
 from piper.errors import CaptureError
 
 _SETTING = ("manual_seed", "seed", "set_state")
@@ -61,7 +61,7 @@ def _allowed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_passing(frame):
         frame = frame.f_back
-    if frame is not None and is_users(frame.f_code.co_filename):
+    if not is_another_thread() and frame is not None and is_users(frame.f_code.co_filename):
         raise seed_in_forward(short_line(frame.f_code.co_filename, frame.f_lineno))
     return function(*args, **kwargs)
 
