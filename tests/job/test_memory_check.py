@@ -87,7 +87,7 @@ def test_one_that_does_not_fit_is_refused_with_a_table(job: Job, example: Batch)
     assert lines[0] == "memory: device 0 needs 1.2 MiB, and has 1.0 MiB"
     assert lines[1].split() == ["strategy", "peak", "memory", "fits", "step"]
     assert lines[2].split() == ["as", "it", "is", "1.2", "MiB", "no", "1.00", "x"]
-    assert any(line.strip().startswith('offload="parameters" ') for line in lines)
+    assert not any(line.strip().startswith('offload="parameters" ') for line in lines)  # as much
     fits = {line.split()[0] for line in lines[3:-1] if " yes " in line}
     assert {'remat="auto"', "remat=True", "microbatches=16"} <= fits
     assert lines[-1].removeprefix("  fix: write ").split()[0] in fits
@@ -101,7 +101,7 @@ def test_what_a_strategy_does_already_is_no_row(job: Job, example: Batch) -> Non
 
     rows = {line.split()[0] for line in str(refused.value).splitlines()[2:-1]}
     assert not rows & {'offload="optimizer"', "remat=True", 'offload="parameters"'}
-    assert {"as", 'offload=["activations",', 'offload=["optimizer",'} <= rows
+    assert {"as", 'offload=["activations",'} <= rows
 
 
 @pytest.mark.soak

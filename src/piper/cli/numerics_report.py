@@ -11,6 +11,7 @@ from piper.names import amount
 
 if TYPE_CHECKING:
     from piper.job.numerics import Comparison
+    from piper.job.numerics.compare import Parameter
 
 FEW = 8  # parameters shown if all agree
 
@@ -53,7 +54,7 @@ def parameters_table(found: Comparison, every: bool) -> Table:
     shown = len(found.parameters) if every else max(FEW, len(found.wrong))
     for one in found.parameters[:shown]:
         table.add_row(
-            one.name, size(one.gradient), size(one.update), word(one.difference, found.tolerance)
+            label(one), size(one.gradient), size(one.update), word(one.difference, found.tolerance)
         )
     rest = len(found.parameters) - shown
     if rest > 0:
@@ -61,11 +62,17 @@ def parameters_table(found: Comparison, every: bool) -> Table:
     return table
 
 
+def label(one: Parameter) -> str:
+    return f"{one.name} (buffer)" if one.is_buffer else one.name
+
+
 def verdict(found: Comparison) -> str:
     limit = f"{found.tolerance:.1e} (half of the digits of {found.coarsest})"
     if found.agrees:
-        count = amount(len(found.parameters), "parameter")
-        return f"ok: losses, gradient norms and {count} agree to {limit}"
+        buffers = sum(one.is_buffer for one in found.parameters)
+        count = amount(len(found.parameters) - buffers, "parameter")
+        both = f"{count} and {amount(buffers, 'buffer')}" if buffers else count
+        return f"ok: losses, gradient norms and {both} agree to {limit}"
     wrong_steps = sum(not step.difference <= found.tolerance for step in found.steps)
     parameters = f"{len(found.wrong)} of {amount(len(found.parameters), 'parameter')}"
     steps = f"{wrong_steps} of {amount(len(found.steps), 'step')}"

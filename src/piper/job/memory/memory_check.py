@@ -31,7 +31,7 @@ def refuse_too_large(
     if most <= limit.bytes:
         return
     now = row_of("as it is", compiled, limit)
-    rows = [now, *(row for row in alternatives(strategy, limit, compile) if changes(now, row))]
+    rows = [now, *(row for row in alternatives(strategy, limit, compile) if row.peak < now.peak)]
     what = (
         f"device {device} needs {size_text(most)}, and has {size_text(limit.bytes)}\n"
         f"{memory_table(worth_showing(rows))}"
@@ -49,11 +49,6 @@ def worth_showing(rows: list[MemoryRow]) -> list[MemoryRow]:
     nearest = sorted(rows[1:], key=lambda row: (row.peak, row.seconds))
     distinct = {row.peak: row for row in reversed(nearest)}
     return [rows[0], *sorted(distinct.values(), key=lambda row: row.peak)[:NEAREST]]
-
-
-def changes(now: MemoryRow, row: MemoryRow) -> bool:
-    """Whether it is another strategy: the one that there is may do this already."""
-    return (row.peak, row.seconds) != (now.peak, now.seconds)
 
 
 def alternatives(strategy: Strategy, limit: MemoryLimit, compile: Compile) -> Iterator[MemoryRow]:

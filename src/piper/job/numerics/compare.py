@@ -59,11 +59,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The largest differences of a parameter, relative to its own largest number."""
+    """The largest differences of a parameter or a buffer, relative to its own largest number."""
 
     name: str
     gradient: float  # of the first step
     update: float  # the change over all steps; of a buffer, its value
+    is_buffer: bool = False
 
     @property
     def difference(self) -> float:
@@ -188,5 +189,5 @@ def differences(observed: Observed, found: Rehearsal, reference: Reference) -> l
             part = Part(name, 0, tuple(buffer.shape), found.parameters[name].flatten())
             whole = {name: buffer.flatten()}
             apart = largest_differences([part], whole, {}, {name: largest([buffer])})
-            rows.append(Parameter(f"{name} (buffer)", 0.0, apart[name]))
+            rows.append(Parameter(name, 0.0, apart[name], is_buffer=True))
     return sorted(rows, key=lambda row: (-row.difference, row.name))
