@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from types import ModuleType
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_loop import plain_losses
 from torch import Tensor, nn
 
 import piper
@@ -61,6 +63,44 @@ def test_tables_that_functions_remember_are_as_in_eager_training(warm: bool) -> 
     wanted = loss_fn(model(x), y).item() if wanted is None else wanted
     assert losses == [pytest.approx(wanted, rel=1e-12)] * 2
     assert type(table(6)) is type(weights(4)) is type(model.positions(6)) is Tensor
+
+
+def in_a_closure() -> nn.Module:
+    @functools.lru_cache
+    def own(size: int) -> Tensor:
+        return torch.arange(size, dtype=torch.float64)
+
+    class Inner(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * own(6)
+
+    return Inner()
+
+
+def in_an_attribute() -> nn.Module:
+    class Inner(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * self.own(6)
+
+    model = Inner()
+    model.own = functools.cache(lambda size: torch.arange(size, dtype=torch.float64))
+    return model
+
+
+@pytest.mark.parametrize("make", [in_a_closure, in_an_attribute])
+def test_tables_of_functions_that_no_module_has(make: Callable[[], nn.Module]) -> None:
+    (x, y), sgd = torch.randn(2, 4, 6).double(), partial(torch.optim.SGD, lr=0.1)
+    model = make().double()
+    expected = plain_losses(
+        sgd(model.parameters()), [(x, y)] * 3, lambda x, y: loss_fn(model(x), y)
+    )
+    own, halves = make().double(), [piper.Place(piper.where(), [0]), piper.Split("MB", 2)]
+
+    given = partial(piper.Trainer, own, loss_fn, halves, example=(x, y), device="cpu")
+    with closing(given(optimizer=sgd)) as trainer:
+        losses = [trainer.step(x, y).loss for _ in range(3)]
+
+    assert losses == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_module_that_comes_later_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,24 +10,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 from piper.capture.python_state.ownership import is_own_module, is_users_class
 
 _CACHE = type(functools.lru_cache(lambda: None))
+_MET: WeakSet[Any] = WeakSet()  # caches in attributes of models, and in closures
 _SEEN: list[Any] = []  # modules, as they were at the last look
 _OWN: list[ModuleType] = []  # those of the user among them
 
 
 @dataclass
 class Found:
-    """The caches that were found, and how many modules there were then."""
+    """The caches that were found, and how many modules and met ones there were then."""
 
     caches: list[Any]
     modules: int
 
     @staticmethod
     def now() -> "Found":
-        return Found(function_caches(), len(sys.modules))
+        return Found(function_caches(), len(sys.modules) + len(_MET))
 
 
 _OPEN: list[Found] = []  # by the outermost `forgetting`, or `looking_once`
@@ -80,16 +82,23 @@ def _forget(before: dict[int, int]) -> None:
 
 
 def known() -> Found:
-    is_new = not _OPEN or _OPEN[0].modules != len(sys.modules)
+    is_new = not _OPEN or _OPEN[0].modules != len(sys.modules) + len(_MET)
     return Found.now() if is_new else _OPEN[0]
 
 
+def meet(value: Any) -> None:
+    """Something that a model holds: no module has it if it is a function of a function."""
+    if type(value) is _CACHE:
+        _MET.add(value)
+
+
 def function_caches() -> list[Any]:
-    """Those in the user's modules, and in classes there, but for torch's and Python's.
+    """Those in the user's modules, and in classes there, but for torch's and Python's; and those
+    that were met in models.
 
     Many modules import the same classes. Each trace asks twice, so this must be fast.
     """
-    found, classes = list[Any](), dict[int, type]()
+    found, classes = list(_MET), dict[int, type]()
     for module in own_modules():
         for one in list(vars(module).values()):
             kind = type(one)  # `isinstance` would ask each object for its `__class__`, too
@@ -99,7 +108,7 @@ def function_caches() -> list[Any]:
                 classes[id(one)] = one
     for one in filter(is_users_class, classes.values()):
         found += [inner for inner in list(vars(one).values()) if type(inner) is _CACHE]
-    return [one for one in found if not _is_pipers(one)]
+    return [one for one in {id(one): one for one in found}.values() if not _is_pipers(one)]
 
 
 def _is_pipers(function: Any) -> bool:

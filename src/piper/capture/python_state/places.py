@@ -15,6 +15,7 @@ from weakref import ref as Weak
 from torch import Tensor, nn
 
 from piper.capture.observers import is_observer
+from piper.capture.python_state.function_caches import meet
 from piper.capture.python_state.leaves import SIMPLE, Token, is_flat, is_generator, of_flat, token
 from piper.capture.python_state.ownership import (
     is_followed,
@@ -84,6 +85,7 @@ class Walk:
             place = stack.pop()
             yield place
             value = place.value
+            meet(value)
             if isinstance(value, Tensor):
                 self.tensors.append(place)
             if isinstance(value, GETTERS):
