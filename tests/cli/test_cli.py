@@ -100,6 +100,7 @@ def test_a_page_of_two_equal_strategies_says_so(tmp_path: Path) -> None:
 
     assert "both are the same: does tiny.py read" in call("view", *two, "2", *page)
     assert "both are the same" not in call("view", *two, "4", *page)
+    assert "both are the same" not in call("view", *two, "2", "--schedule", "gpipe", *page)
 
 
 def test_show_refuses_devices_that_the_strategy_does_not_use() -> None:

@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--pp", type=int, default=2)
     parser.add_argument("--dp", type=int, default=1)
     parser.add_argument("--mesh")
+    parser.add_argument("--schedule", default="one_f_one_b")
     parser.add_argument("--bad-token", action="store_true")
     parser.add_argument("--forever", action="store_true")
     parser.add_argument("--pids")
@@ -42,7 +43,7 @@ def main() -> None:
     tokens = torch.randint(0, 16, (4, 3))
     target = torch.zeros(4, 3, 8)
     sizes = {"pp": chosen.pp, "dp": chosen.dp, "mesh": chosen.mesh}
-    strategy = piper.strategies.one_f_one_b(**sizes, microbatches=4)
+    strategy = getattr(piper.strategies, chosen.schedule)(**sizes, microbatches=4)
     trainer = piper.Trainer(
         Net(chosen.pp), nn.functional.mse_loss, strategy, example=(tokens, target)
     )

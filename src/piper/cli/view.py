@@ -115,7 +115,7 @@ def view(
     refuse_missing(*named[-1], before_dashes(context))
     machine = machine_of(device, costs, network, per_node)
     runs = told_apart([data_of(*one, machine) for one in named], [path for path, _ in named])
-    if len(named) == 2 and named[0][0] == named[1][0] and runs[0].nodes == runs[1].nodes:
+    if len(named) == 2 and named[0][0] == named[1][0] and are_equal(*runs):
         print(f"both are the same: does {named[0][0].name} read its arguments, as with argparse?")
     if output is None and not (svg or png or chrome):
         output = Path(f"{'-'.join(path.stem for path, _ in named)}.html")
@@ -133,6 +133,12 @@ def view(
                 save_view(chrome, runs[0])
     for path in filter(None, (output, svg, png, chrome)):
         print(f"{path}: open it in a browser" if path.suffix == ".html" else path)
+
+
+def are_equal(one: ViewData, other: ViewData) -> bool:
+    """Whether both do the same in the same order."""
+    ways = [[device.instructions for device in run.devices] for run in (one, other)]
+    return one.nodes == other.nodes and ways[0] == ways[1]
 
 
 def by_ending(
