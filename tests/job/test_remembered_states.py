@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -148,6 +149,7 @@ def losses_of(make: Callable[[], Net]) -> list[float]:
     return found
 
 
+@one_of(2)
 @pytest.mark.parametrize("make", REFUSED)
 def test_what_a_later_value_finds_is_refused(make: Callable[[], Net]) -> None:
     with pytest.raises(CaptureError) as refused:

@@ -35,7 +35,21 @@ def differs(found: Tensor, wanted: Tensor) -> bool:
     return bool(off > LIKELY * math.sqrt(2 / n))
 
 
-@pytest.mark.parametrize("given", ARCHITECTURES, ids=lambda one: one.name)
+# Modules around their layers initialise these once more:
+REINITIALISED = {"GPT2LMHeadModel", "MambaForCausalLM", "ModernBertForMaskedLM",
+                 "T5ForConditionalGeneration", "WhisperForConditionalGeneration"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(
+            one, id=one.name,
+            marks=() if one.name in REINITIALISED or k % 4 == 0 else pytest.mark.soak,
+        )
+        for k, one in enumerate(ARCHITECTURES)
+    ],
+)  # fmt: skip
 def test_parameters_start_as_those_of_transformers(given: Architecture) -> None:
     make, config = (
         getattr(transformers, given.name),
