@@ -1,10 +1,14 @@
-"""Doctests in docstrings are code on the site. Markdown alone takes `>>>` for quotes in quotes."""
+"""Doctests in docstrings are code on the site, and names of pages are links.
 
+Markdown alone takes `>>>` for quotes in quotes.
+"""
+
+import re
 from typing import Any
 
 from griffe import Extension
 
-PROMPT = ">>> "
+PROMPT, PAGE = ">>> ", re.compile(r"\bdocs/([\w/]+)\.md\b")
 
 
 class FencedDoctests(Extension):
@@ -12,7 +16,8 @@ class FencedDoctests(Extension):
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = fenced(obj.docstring.value)
+            text = PAGE.sub(r"[\1](\1.html)", obj.docstring.value)
+            obj.docstring.value = fenced(text)
 
 
 def fenced(text: str) -> str:

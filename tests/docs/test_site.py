@@ -22,5 +22,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "Trains a model under a strategy" in (tmp_path / "site/api.html").read_text()
+    api = (tmp_path / "site/api.html").read_text()
+    assert '<a href="trainer.html">' in api and "<blockquote>" not in api and 'class="gp"' in api
     assert (tmp_path / "site/examples/lora.py.txt").is_file()
     assert 'class="gp"' in (tmp_path / "site/tutorial.html").read_text()  # prompts are not copied
