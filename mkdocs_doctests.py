@@ -16,7 +16,7 @@ class FencedDoctests(Extension):
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring is not None:
-            text = PAGE.sub(r"[\1](\1.html)", obj.docstring.value)
+            text = PAGE.sub(r"[\1](\1.md)", obj.docstring.value)
             obj.docstring.value = fenced(text)
 
 
