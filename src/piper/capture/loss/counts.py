@@ -35,12 +35,13 @@ class Count:
     empty: bool = False  # whether gradients are zero, not NaN, where nothing counts
     weighed: str = ""  # how, in words, if they do not all count the same
     labels: str | None = None  # how many labels are not ignored: if none, the loss has no numerator
+    factor: float = 1.0  # of the total: for rows of other lengths, it may be another
 
 
 def counted(count: Count, tensors: Sequence[Tensor]) -> float:
     """The total of one microbatch."""
     with torch.no_grad():
-        return float(_Anywhere(_loaded(count.graph), tensors).run(*tensors))
+        return count.factor * float(_Anywhere(_loaded(count.graph), tensors).run(*tensors))
 
 
 def is_empty(count: Count, tensors: Sequence[Tensor]) -> bool:
@@ -107,7 +108,7 @@ def _count_of(
     places = [graph.placeholder(f"tensor_{k}") for k in range(len(batch))]
     known = {node: place for node, place in zip(batch, places, strict=True) if node is not None}
     copies = _copied(root.graph, graph, needed, known)
-    full, scale, empty = None, None, False
+    full, scale, empty, factor = None, None, False, 1.0
     match found:
         case Labels(labels, ignored, weight):
             what = f"labels other than {ignored}"
@@ -117,7 +118,7 @@ def _count_of(
             what = f"elements that the mask in {line(mask) or 'the loss'} chooses"
             graph.output(graph.call_function(aten.sum.default, (copies[mask],)))
             full, empty = _numel(mask), alone
-        case Total(total, value):
+        case Total(total, value, factor):
             what = f"what {line(value) or 'the loss'} divides by"
             graph.output(copies[total])
             full, scale = _full(total), None if value is total else _scale(root, total, value)
@@ -139,7 +140,8 @@ def _count_of(
     make_plain(graph)
     if is_drawn(graph):
         return None
-    return Count(what, _text(root, graph), scale, full, empty)
+    full = None if full is None else round(full * factor)
+    return Count(what, _text(root, graph), scale, full, empty, factor=factor)
 
 
 def read_by(found: Divisor) -> set[fx.Node]:
@@ -149,11 +151,12 @@ def read_by(found: Divisor) -> set[fx.Node]:
 
 def merged(counts: Iterable[Count]) -> tuple[Count, ...]:
     """Each once, whatever words there are for it. If nothing counts, any of them may give NaN."""
-    found: dict[tuple[str, str | None], Count] = {}
+    found: dict[tuple[str, str | None, float], Count] = {}
     for one in counts:
-        known = found.setdefault((one.graph, one.scale), one)
+        key = one.graph, one.scale, one.factor
+        known = found.setdefault(key, one)
         both = replace(known, full=known.full or one.full, empty=known.empty and one.empty)
-        found[one.graph, one.scale] = both
+        found[key] = both
     return tuple(found.values())
 
 

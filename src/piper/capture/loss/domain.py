@@ -12,10 +12,12 @@ class PerRow:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Divided by `value`, a function of the sum `total` over rows of the batch's own tensors."""
+    """Divided by `value`, a function of the sum `total` over rows of the batch's own tensors; or by
+    so many times that sum itself."""
 
     total: fx.Node
     value: fx.Node
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

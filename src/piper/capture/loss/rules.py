@@ -1,6 +1,7 @@
 """What operators do to rows, for the proof that a loss is a mean or a sum over them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -149,29 +150,31 @@ def quotient(call: Call) -> Known:
     if b == FIXED:
         return times_constant(call, a) if isinstance(a, Reduced | Root) else linear(call, a, b)
     total, value = total_of(call, "other"), call.given["other"]
-    if total is not None and value is total:
-        total = value = unscaled(call, total)
     if total is not None and a == SUM:
-        return Reduced((Total(total, value),))
+        return Reduced((over_total(call, total, value),))
     if total is not None and isinstance(a, Rows) and a.over is None and not shape(value):
-        return Rows(a.dim, Total(total, value), a.mask)
+        return Rows(a.dim, over_total(call, total, value), a.mask)
     if a == b == MEAN and call.is_own("other"):
         return Reduced((Average(value),))
     return elementwise(call)
 
 
-def unscaled(call: Call, total: fx.Node) -> fx.Node:
-    """Without a factor: microbatches have the same shares of labels as of labels times classes.
+def over_total(call: Call, total: fx.Node, value: Any) -> Total:
+    """Multiples of one sum are told by it: labels, and labels times classes.
 
-    The number of rows is none: times a mean over them, it makes a sum.
+    The number of rows is no such factor: times a mean over them, it makes a sum.
     """
+    factor = 1.0
+    if value is not total:
+        return Total(total, value)
     while base_name(total) in ("mul", "div") and len(total.all_input_nodes) == 1:
-        (source,), factor = total.all_input_nodes, total.args[1]
-        positive = isinstance(factor, int | float) and factor > 0 and not total.kwargs
+        (source,), other = total.all_input_nodes, total.args[1]
+        positive = isinstance(other, int | float) and other > 0 and not total.kwargs
         if not positive or call.known[source] != SUM:
-            return total
+            break
+        factor *= other if base_name(total) == "mul" else 1 / other
         total = source
-    return total
+    return Total(total, total, factor)
 
 
 def over_chosen(call: Call, known: Known, mask: fx.Node) -> Known:

@@ -121,7 +121,8 @@ def refuse_many(kinds: int, most: int) -> None:
 def refuse_unknown_weights(reductions: Sequence[LossReduction]) -> None:
     """A mean over rows does not say what longer rows weigh."""
     divisors = {(one.kind, one.count and (one.count.what, one.count.scale)) for one in reductions}
-    if len(divisors) > 1 or reductions[0].is_plain_mean:
+    multiples = any(len({count.factor for count in one.form.counts}) > 1 for one in reductions)
+    if len(divisors) > 1 or multiples or reductions[0].is_plain_mean:
         what = "the batches of replicas have different lengths, and Piper does not see what the "
         what += "loss divides by, so it does not know what each of them weighs"
         fix = "give the Trainer loss_weight=lambda *microbatch: its weight, such as the number of "
