@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
-from architectures import ARCHITECTURES, Architecture
+from architectures import ARCHITECTURES, GPT2, GROUPED, Architecture
 from torch import Tensor, nn
 
+from piper.errors import InputError
+from piper.models import hugging_face_build
 from piper.models.hugging_face_build import build_on_meta, first_values
 
 transformers = pytest.importorskip("transformers")
@@ -38,6 +40,30 @@ def differs(found: Tensor, wanted: Tensor) -> bool:
 # Modules around their layers initialise these once more:
 REINITIALISED = {"GPT2LMHeadModel", "MambaForCausalLM", "ModernBertForMaskedLM",
                  "T5ForConditionalGeneration", "WhisperForConditionalGeneration"}  # fmt: skip
+
+
+CONSTRUCTED = [
+    Architecture("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", GPT2),
+    Architecture("ApertusForCausalLM", "ApertusConfig", GROUPED),
+    Architecture("xLSTMForCausalLM", "xLSTMConfig", {
+        "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_heads": 4,
+        "embedding_dim": 32, "num_blocks": 1,
+    }),
+]  # fmt: skip  # constructors of modules fill some parameters, or ask which module they are in
+
+
+@pytest.mark.parametrize("given", CONSTRUCTED, ids=lambda one: one.name)
+def test_what_constructors_fill_is_as_in_transformers(given: Architecture) -> None:
+    test_parameters_start_as_those_of_transformers(given)
+
+
+def test_a_large_model_is_not_made_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hugging_face_build, "LARGEST", 0)
+
+    with pytest.raises(InputError, match="transformers fills transformer.h.0.attn.c_attn.weight"):
+        filled(
+            build_on_meta(transformers.OpenAIGPTLMHeadModel, transformers.OpenAIGPTConfig(**GPT2))
+        )
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,8 @@ def test_processes_do_not_compare_the_hashes_that_a_model_holds() -> None:
 
     found = described("init", first_values(build_on_meta(model_class(small), small)))
 
-    modules = {"hashlib"}  # its name, which is the same in all of them
-    assert found and not any("hash" in path for path in found.keys() - modules)
+    same = ("hashlib", "Problem.__dataclass_fields__")  # names, which are the same in all of them
+    assert found and not any("hash" in path for path in found if not path.startswith(same))
 
 
 def test_experts_can_be_divided_at_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,13 +20,14 @@ from piper.errors import InputError, did_you_mean, nearest
 from piper.models.transformers_private import (
     initialise,
     initialiser,
-    real_copy,
+    real_parameters,
     usual_model_class,
-    with_children,
 )
 from piper.names import with_article
 
 LOG = logging.getLogger("piper")
+LOCK = threading.Lock()  # devices may be threads, which share a model
+LARGEST = 2**33  # bytes of a model that is made for a few of its parameters
 
 
 def config_of(given: Any) -> tuple[Any, Path | None]:
@@ -87,24 +89,45 @@ def first_values(model: nn.Module, seed: int = 0) -> Callable[[str, Tensor], Non
     The seeds are those of modules, so the order does not matter. A weak reference: processes
     compare what options hold, and models of transformers hold hashes that differ between processes.
     """
-    known = weakref.ref(model)
+    known, made = weakref.ref(model), Constructed(seed)
 
     def fill(name: str, tensor: Tensor) -> None:
         model = known()
         assert model is not None, "the Trainer keeps it"
         path, _, leaf = name.rpartition(".")
-        real = real_copy(model.get_submodule(path))
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(number_of(seed, path))
-            if callable(getattr(real, "reset_parameters", None)):
-                real.reset_parameters()
-            for above, one in [(path, real), *copies_above(model, path, real)]:
-                if above != path:
-                    torch.manual_seed(number_of(seed, above, path))
-                initialise(initialiser(model, above), one)
-        tensor.copy_(getattr(real, leaf))
+        with LOCK, torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with real_parameters(module := model.get_submodule(path)) as parameters:
+                torch.manual_seed(number_of(seed, path))
+                if callable(getattr(module, "reset_parameters", None)):
+                    module.reset_parameters()
+                for above in modules_above(path):
+                    if above != path:
+                        torch.manual_seed(number_of(seed, above, path))
+                    initialise(initialiser(model, above), model.get_submodule(above))
+            found = parameters[leaf]
+            if found.is_floating_point() and found.isnan().any():  # nobody has filled it
+                found = made.parameter(model, name)
+            tensor.copy_(found)
 
     return fill
+
+
+class Constructed:
+    """A model as transformers itself makes it, for what only constructors of modules fill."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.model: nn.Module | None = None
+
+    def parameter(self, like: nn.Module, name: str) -> Tensor:
+        if self.model is None:
+            size = sum(one.nbytes for one in like.parameters())
+            if size > LARGEST:
+                what = f"transformers fills {name} while it makes the model, which is large"
+                raise _refused(what, "give a folder that the model's save_pretrained wrote")
+            torch.manual_seed(number_of(self.seed, "constructed"))
+            self.model = type(like)(like.config)
+        return self.model.get_parameter(name)
 
 
 def number_of(*what: object) -> int:
@@ -112,14 +135,17 @@ def number_of(*what: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
-def copies_above(model: nn.Module, path: str, real: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules around one, from the innermost: they may initialise it once more, as attention
-    does with its projections. In these copies, all others stay on `meta`, where nothing is drawn.
+def modules_above(path: str) -> Iterator[str]:
+    """A module, and those around it, from the innermost: they may initialise it once more, as
+    attention does with its projections.
+
+    >>> list(modules_above("layers.0")), list(modules_above(""))
+    (['layers.0', 'layers', ''], [''])
     """
+    yield path
     while path:
-        path, _, name = path.rpartition(".")
-        real = with_children(model.get_submodule(path), {name: real})
-        yield path, real
+        path = path.rpartition(".")[0]
+        yield path
 
 
 def zeros(name: str, tensor: Tensor) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -34,14 +35,25 @@ def initialiser(model: nn.Module, path: str) -> nn.Module:
     return found
 
 
-def real_copy(module: nn.Module) -> nn.Module:
-    """A copy of a module whose own parameters have memory. Those of its children have none."""
-    real = copy.copy(module)
-    real._parameters = {
-        name: None if one is None else nn.Parameter(torch.zeros_like(one, device="cpu"))
-        for name, one in module._parameters.items()
+@contextmanager
+def real_parameters(module: nn.Module) -> Iterator[dict[str, Any]]:
+    """Inside, the module's own parameters have memory, and are NaN. All others have none, so that
+    nothing is drawn for them. The module itself stays: code may ask which one it is.
+    """
+    before = module._parameters
+    module._parameters = {
+        name: None if one is None else nn.Parameter(unfilled(one), requires_grad=one.requires_grad)
+        for name, one in before.items()
     }
-    return real
+    try:
+        yield module._parameters
+    finally:
+        module._parameters = before
+
+
+def unfilled(one: Tensor) -> Tensor:
+    kind = one.is_floating_point() or one.is_complex()
+    return torch.full_like(one, float("nan") if kind else 0, device="cpu")
 
 
 def with_children(module: nn.Module, children: Mapping[str, nn.Module]) -> nn.Module:
