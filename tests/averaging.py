@@ -79,6 +79,22 @@ def own(trainer: piper.Trainer, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, .
     return part(batch, trainer.replica, trainer.replicas)
 
 
+def save_beside(_: int, folder: str) -> list[float]:
+    """Calls that exchange tensors while a checkpoint is being written."""
+    trainer = trainer_under(one_f_one_b(pp=1, dp=2, microbatches=2))
+    losses = []
+    for number, batch in enumerate(data(6)):
+        losses.append(trainer.step(*own(trainer, batch)).loss)
+        trainer.save(folder, wait=False, keep=2)
+        if number % 2:
+            trainer.retarget(one_f_one_b(pp=1, dp=2, zero=number % 4, microbatches=2))
+        else:
+            with trainer.averaged():
+                trainer.state_dict()
+    trainer.close()
+    return losses
+
+
 def train_on(_: int, folder: str) -> Any:
     """Half of the steps, a checkpoint; then another strategy resumes, and a third goes on."""
     trainer = trainer_under(one_f_one_b(pp=2, dp=2, microbatches=2, zero=1))

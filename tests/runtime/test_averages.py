@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from averaging import ADAM, DECAY, STEPS, Tied, data, loss_of, plain, train_on, trainer_under
+from averaging import (
+    ADAM,
+    DECAY,
+    STEPS,
+    Tied,
+    data,
+    loss_of,
+    plain,
+    save_beside,
+    train_on,
+    trainer_under,
+)
 from draws import every
 from pool import run_on
 from torch import Tensor
@@ -179,3 +190,11 @@ def test_with_masters_the_copies_that_compute_hold_the_averages_too() -> None:
 
     assert before == after != inside
     assert inside == wanted
+
+
+def test_a_checkpoint_that_is_written_beside_is_complete_before_others_exchange(
+    tmp_path: Path,
+) -> None:
+    found = run_on(2, save_beside, str(tmp_path / "run"))
+
+    assert found[0] == found[1] and len(found[0]) == 6

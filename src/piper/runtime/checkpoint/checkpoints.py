@@ -49,6 +49,8 @@ class Checkpoints:
 
     @property
     def peers(self) -> Peers:
+        """A checkpoint that is being written uses them, too, so it must be complete first."""
+        self.finish()
         if not self.made:
             self.made.append(peers())
             closed_at_exit(self)
