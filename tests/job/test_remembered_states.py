@@ -170,6 +170,46 @@ def test_a_value_is_remembered_for_any_number_of_others() -> None:
             trainer.step(x, y)
 
 
+class Smaller(Net):
+    """A smaller batch of the first epoch is remembered in the next one."""
+
+    def scale(self, x: Tensor) -> Any:
+        if len(x) == 1 and self.epoch == 0:
+            self.last = True
+        return 3.0 if self.last and self.epoch else 1.0
+
+
+class Evaluated(Net):
+    def scale(self, x: Tensor) -> Any:
+        if not self.training:
+            self.last = True
+        return 3.0 if self.last and self.epoch else 1.0
+
+
+def test_another_shape_is_remembered_in_another_state() -> None:
+    x, y = batches()[0]
+    model = Smaller()
+    with Trainer(model, F.mse_loss, None, example=(x, y), optimizer=SGD, device="cpu") as trainer:
+        trainer.step(x, y)
+        trainer.step(x[:1], y[:1])
+        model.epoch = 1
+
+        with pytest.raises(CaptureError, match="a forward changes model.last"):
+            trainer.step(x, y)
+
+
+def test_an_evaluation_is_remembered_in_another_state() -> None:
+    x, y = batches()[0]
+    model = Evaluated()
+    with Trainer(model, F.mse_loss, None, example=(x, y), optimizer=SGD, device="cpu") as trainer:
+        trainer.step(x, y)
+        trainer.evaluate([(x, y)])
+        model.epoch = 1
+
+        with pytest.raises(CaptureError, match="a forward changes model.last"):
+            trainer.step(x, y)
+
+
 def test_a_cached_function_that_reads_it_is_named() -> None:
     with pytest.raises(CaptureError) as refused:
         losses_of(Cached)

@@ -59,7 +59,7 @@ class PythonState:
         before = self.visits.setdefault(self.now(), [])
         if new not in before:
             refuse_remembered(model, before, new)
-            if not before and self.watch is not None:
+            if self.watch is not None:
                 elsewhere = tuple(self.watch.elsewhere())
                 stop = Stop(new, Snapshot(self.watch.reach), elsewhere)
                 given = self.watch.reach, self.stops, stop

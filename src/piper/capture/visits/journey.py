@@ -102,10 +102,12 @@ def refuse_remembered_states(
     refuse_cached([one.state for one in stops if one.state is not None], reach)
     if not any(one.visit.remembers for one in stops):
         return [stops[0], new]
-    journey = Journey(model, stops)
-    journey.run()
     for name, _ in [*{*new.elsewhere} ^ {*before[-1].elsewhere}][:1]:
         LOG.warning(ANEW, name)
+    if not differing([one.state for one in stops if one.state is not None]):
+        return stops  # other kinds of batches are compared elsewhere
+    journey = Journey(model, stops)
+    journey.run()
     return [one for one in stops if one in (stops[0], new) or one in journey.leaving]
 
 

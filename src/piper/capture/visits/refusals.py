@@ -35,7 +35,8 @@ def remembered_state(where: str, changed: str, name: str) -> CaptureError:
         f"your loop changes {changed}, and a forward changes {name}, which later forwards read "
         "after further changes: each value of the former has a program, and would go on with what "
         "the model had at the start",
-        f"set {name} in the training loop, too, or compute it in each forward, without keeping it",
+        f"compute {name} in each forward, without keeping it; or set it in your loop to its new "
+        "value, and not to None",
     )
 
 

@@ -101,7 +101,8 @@ class ModelWrites:
     def warn(self, model: torch.nn.Module, found: Digests, captured: Iterable[Captured]) -> None:
         """Of values that were written again, but are not those with which training goes on.
 
-        A loop that resets a state alone, which forwards carry from step to step, is an error.
+        A loop that resets a state which forwards carry from step to step is an error, unless it
+        loads everything.
         """
         seen = {id(one): at for one, at in zip(self.held, self.versions, strict=True)}
         named = [*model.named_parameters(), *model.named_buffers()]
@@ -110,8 +111,9 @@ class ModelWrites:
         old = [n for n in written if given != self.stepped or found.get(n) != newest.get(n)]
         carried = {name for one in captured for region in one.model.regions
                    for name in region.reads_state}  # fmt: skip
-        if self.stepped and old and carried.issuperset(written):
-            raise reset(old[0])
+        is_loaded = {name for name, _ in model.named_parameters()}.issubset(written)
+        if self.stepped and (again := sorted(carried & {*old})) and not is_loaded:
+            raise reset(again[0])
         if self.stepped and old and not self.warned:
             self.warned = True
             names = old[0] if len(old) == 1 else f"{old[0]} and {len(old) - 1} more"
