@@ -190,8 +190,8 @@ def test_a_model_that_returns_no_loss() -> None:
 
     assert refusal(forward) == (
         "model: it returns a tensor [4, 8] of float32, not a scalar loss\n"
-        "  fix: return the loss, or an output with .loss (give the model labels); or pass "
-        "loss_fn(output, labels) -> loss"
+        "  fix: return the loss, or an output with .loss (a model of transformers needs a batch "
+        "that is a dict with labels); or pass loss_fn(output, labels) -> loss"
     )
 
 
@@ -201,8 +201,9 @@ def test_a_model_that_returns_parts_of_a_loss() -> None:
 
     assert refusal(forward) == (
         "model: it returns a dict, not a scalar loss\n"
-        "  fix: return the loss, or an output with .loss (give the model labels); or pass "
-        "loss_fn(output, labels) -> loss; of a dict of losses, sum(losses.values())"
+        "  fix: return the loss, or an output with .loss (a model of transformers needs a batch "
+        "that is a dict with labels); or pass loss_fn(output, labels) -> loss; of a dict of "
+        "losses, sum(losses.values())"
     )
 
 

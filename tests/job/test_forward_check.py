@@ -189,7 +189,7 @@ def test_a_descriptor_with_names_of_its_own() -> None:
         trainer.step(*batches()[0])
         net.factor = 3.0
 
-        with pytest.raises(InputError, match="now calls mul with 3 at"):
+        with pytest.raises(InputError, match="now calls mul with 3 in place of 1 at"):
             trainer.step(*batches()[1])
 
 
@@ -224,6 +224,33 @@ def test_later_checks_take_a_hundredth_of_the_time() -> None:
             now[0] += 1.0
 
     assert seen == [0, 1, 101, 201, 301]
+
+
+class Bag:
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+
+class OfASet(Net):
+    """Objects in the order of their addresses, which are others in each copy of the model."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda net: 2.0)
+        self.bags = {Bag(float(k)) for k in range(8)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        for bag in self.bags:
+            found = found + bag.weight
+        return found
+
+
+def test_the_order_of_a_set_is_no_change() -> None:
+    with trainer_of(OfASet()) as trainer:
+        for _ in range(3):
+            for batch in batches():
+                trainer._programs.check.due = 0.0
+                trainer.step(*batch)
 
 
 class Other(Net):

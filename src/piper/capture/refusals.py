@@ -67,7 +67,8 @@ def not_a_loss(result: Any, given: bool) -> CaptureError:
         f"it returns {found}, not a scalar loss",
         "return one floating-point number, such as a mean over the microbatch" + summed
         if given
-        else f"return the loss{several}, or an output with .loss (give the model labels); or pass "
+        else f"return the loss{several}, or an output with .loss (a model of transformers needs "
+        "a batch that is a dict with labels); or pass "
         "loss_fn(output, labels) -> loss" + summed,
     )
 

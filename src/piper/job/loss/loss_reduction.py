@@ -354,7 +354,8 @@ def is_full(found: float, count: Count, one: Batch, form: LossForm) -> bool:
     the label after the last token: for batches of this shape, that is the same in all of them."""
     if found == count.full:
         return True
-    return not form.others and found == total_of(count, one.map(torch.ones_like))
+    most = total_of(count, one.map(torch.ones_like)) if found and not form.others else 0
+    return bool(found) and found == most
 
 
 def refuse_weightless(everyone: float) -> None:

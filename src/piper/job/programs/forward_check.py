@@ -29,6 +29,7 @@ from piper.job.processes.consistency import flags
 
 LOG = logging.getLogger("piper")
 ALWAYS = 2  # steps at first in which it runs again
+AGAIN = 3  # times, before a difference is an error
 SHARE = 100  # later, training takes so many times as long
 
 
@@ -86,8 +87,22 @@ class ForwardCheck:
             raise changed(f"raises {type(error).__name__}: {first_line(error)}", since) from None
         self.checks += 1
         self.due = self.clock() + SHARE * (self.clock() - started)
-        if (what := difference(before, now)) is not None:
+        what = difference(before, now)
+        if what is not None and is_steady(now, lambda: called(job, captured), before):
             raise changed(what, since)
+
+
+def is_steady(
+    now: Sequence[RecordedCall],
+    call: Callable[[], Sequence[RecordedCall]],
+    before: Sequence[RecordedCall],
+) -> bool:
+    """Whether it calls that again. A set of objects has another order in each copy of the model."""
+    for _ in range(AGAIN):
+        again = call()
+        if difference(now, again) is not None or difference(before, again) is None:
+            return False
+    return True
 
 
 def sizes_of(model: torch.nn.Module) -> list[object]:
@@ -113,14 +128,24 @@ def difference(before: Sequence[RecordedCall], now: Sequence[RecordedCall]) -> s
     """The first call that is another one, in words."""
     for old, new in zip(before, now, strict=False):
         if outline(old) != outline(new):
-            with_numbers = f" with {numbers(new)}" if old.name == new.name else ""
-            instead = numbers(old) if old.name == new.name else old.name
-            return f"calls {new.name}{with_numbers} at {new.line} in place of {instead}"
+            return f"calls {new.name}{how(old, new)}{at(new)}"
     if len(now) > len(before):
-        return f"also calls {now[len(before)].name} at {now[len(before)].line}"
+        return f"also calls {now[len(before)].name}{at(now[len(before)])}"
     if len(now) < len(before):
-        return f"no longer calls {before[len(now)].name} ({before[len(now)].line})"
+        return f"no longer calls {before[len(now)].name}{at(before[len(now)])}"
     return None
+
+
+def how(old: RecordedCall, new: RecordedCall) -> str:
+    if old.name != new.name:
+        return f" in place of {old.name}"
+    if repr(old.numbers) == repr(new.numbers):
+        return " with other inputs, sizes or types"
+    return f" with {numbers(new)} in place of {numbers(old)}"
+
+
+def at(call: RecordedCall) -> str:
+    return f" at {call.line}" if call.line else ""
 
 
 def outline(call: RecordedCall) -> tuple[object, ...]:
@@ -130,8 +155,7 @@ def outline(call: RecordedCall) -> tuple[object, ...]:
 
 
 def numbers(call: RecordedCall) -> str:
-    found = ", ".join(f"{one:g}" for one in call.numbers)
-    return found or "other arguments"
+    return ", ".join(f"{one:g}" for one in call.numbers) or "none"
 
 
 def changed(what: str, since: object) -> InputError:

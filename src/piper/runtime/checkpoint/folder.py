@@ -112,7 +112,8 @@ def current(folder: Path) -> Path:
         return folder
     known = kept_in(folder)
     if not known:
-        raise refused(f"{folder} is not a checkpoint", WHERE)
+        there = ", ".join(f"{folder.parent / one.folder}" for one in kept_in(folder.parent))
+        raise refused(f"{folder} is not a checkpoint", f"give {there}" if there else WHERE)
     return folder / known[-1].folder
 
 
