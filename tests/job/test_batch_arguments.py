@@ -247,7 +247,7 @@ def test_an_output_without_a_loss_is_an_error() -> None:
     with pytest.raises(piper.errors.PiperError, match="not a scalar loss") as error:
         piper.Trainer(Net(), None, example={"x": X})
 
-    assert "give the model labels" in str(error.value)
+    assert "a dict with labels" in str(error.value)
 
 
 NO_WEIGHTS: dict[str, tuple[Any, str]] = {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from piper import Place, Split, Trainer, where
-from piper.errors import CaptureError
+from piper.errors import CaptureError, InputError
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 PARTS = [Place(where(), [0]), Split("MB", 2)]
@@ -207,6 +207,66 @@ def test_an_evaluation_is_remembered_in_another_state() -> None:
         model.epoch = 1
 
         with pytest.raises(CaptureError, match="a forward changes model.last"):
+            trainer.step(x, y)
+
+
+class Weighing(nn.Module):
+    """A loss that counts its calls, and whose weights the loop sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.ones(4, dtype=torch.float64))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return ((output - target).square() * self.weights).mean()
+
+
+class Carrying(Weighing):
+    """One that reads what it carries."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return super().forward(output, target) / self.calls
+
+
+def test_buffers_of_a_loss_that_a_loop_sets_are_those_of_the_step() -> None:
+    def weigh(loss_fn: Weighing, step: int) -> None:
+        if step == 2:
+            loss_fn.weights = torch.full((4,), 3.0, dtype=torch.float64)
+
+    model, own = Table(), Weighing()
+    expected, steps = [], SGD(model.parameters())
+    for step, (x, y) in enumerate(batches()):
+        weigh(own, step)
+        expected += plain_losses(steps, [(x, y)], lambda x, y: own(model(x), y))
+    loss_fn, found = Weighing(), []
+    given = {"example": batches()[0], "optimizer": SGD, "device": "cpu"}
+    with Trainer(Table(), loss_fn, None, **given) as trainer:  # type: ignore[arg-type]
+        for step, batch in enumerate(batches()):
+            weigh(loss_fn, step)
+            found.append(trainer.step(*batch).loss)
+
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert loss_fn.weights.tolist() == [3.0] * 4
+
+
+WRITES: dict[str, Callable[[Weighing], Any]] = {
+    "filled": lambda loss: loss.calls.fill_(1.0),
+    "assigned": lambda loss: setattr(loss, "calls", torch.zeros(())),
+    "loaded": lambda loss: loss.load_state_dict(loss.state_dict()),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_what_a_loss_carries_is_not_set_by_the_loop(name: str) -> None:
+    x, y = batches()[0]
+    loss_fn = Carrying()
+    with Trainer(Table(), loss_fn, None, example=(x, y), optimizer=SGD, device="cpu") as trainer:
+        trainer.step(x, y)
+        WRITES[name](loss_fn)
+
+        with pytest.raises(InputError, match="loss_fn.calls was changed after the Trainer was"):
             trainer.step(x, y)
 
 

@@ -17,8 +17,11 @@ from piper.capture import (
     refuse_remembered,
     refuse_remembered_states,
 )
+from piper.capture.python_state.loss_state import OWNER, loss_buffers
 from piper.capture.python_state.snapshot import Snapshot
 from piper.capture.python_state.tensor_attributes import refuse_given
+from piper.capture.torch_private import version_of
+from piper.job.loop.around_step import changed
 
 
 @dataclass
@@ -28,6 +31,7 @@ class PythonState:
     watch: Watch | None = None  # since the first capture, where the model is captured
     agreed: int = 0  # elsewhere
     visits: dict[int, list[Visit]] = field(default_factory=dict)  # by state
+    of_loss: dict[str, tuple[Tensor, int]] = field(default_factory=dict)  # as they were at first
     stops: list[Stop] = field(default_factory=list)  # the first visit in each state
 
     def now(self) -> int:
@@ -43,6 +47,16 @@ class PythonState:
         """Of the tensors of a batch, where it is known what the model's code reads."""
         if self.watch is not None:
             refuse_given(tensors, self.watch.reach)
+            self.refuse_loss_writes(self.watch.given[1])
+
+    def refuse_loss_writes(self, loss_fn: Any) -> None:
+        """Buffers of a loss that it updates itself: training has its own, as those of a model."""
+        visits = (visit for each in self.visits.values() for visit in each)
+        carried = {name for visit in visits for name in visit.carried_by_loss}
+        for name, one in loss_buffers(loss_fn).items() if carried else ():
+            tensor, version = self.of_loss.setdefault(name, (one, version_of(one)))
+            if name in carried and (one is not tensor or version_of(one) != version):
+                raise changed(f"loss_fn{name.removeprefix(OWNER)}")
 
     def captured(self, model: nn.Module, loss_fn: Any, capture: Callable[[], Captured]) -> Captured:
         """Capture, and watch from then on what was read."""
@@ -52,6 +66,7 @@ class PythonState:
         if self.watch is None:
             self.watch = Watch(model, loss_fn, outside)
         self.see(model, made.visit)
+        self.refuse_loss_writes(loss_fn)
         return made
 
     def see(self, model: nn.Module, new: Visit) -> None:

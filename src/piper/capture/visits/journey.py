@@ -209,8 +209,8 @@ class Journey:
         """Give the copy what the loop had given the model."""
         here = Snapshot(self.attempt.reach).places
         for key in self.set_by_loop:
-            then = state.places.get(key)
-            if (place := here.get(key) or then) is not None:
+            place, then = here.get(key), state.places.get(key)
+            if place is not None:  # otherwise, it is only in what the user has
                 put(place.container, place.key, ABSENT if then is None else then.value)
 
     def meaning(self, once: Once) -> Any:
