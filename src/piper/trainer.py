@@ -283,7 +283,7 @@ class Trainer(Closing, OtherAttributes):
         `loader` continues where the one that was saved had stopped.
         """
         self._enter("resume")
-        given = self._run, self._programs.state, missing_ok, loader
+        given = self._run, self._programs.state, missing_ok, loader, self._job.model
         self.steps = self._checkpoints.resume(folder, *given)
         self._log.resume(self.steps)
         return self.steps

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from piper.errors import some_names
 from piper.runtime.checkpoint.description import names_of
 from piper.runtime.checkpoint.export import Initial, export
 from piper.runtime.checkpoint.folder import Keep
@@ -19,7 +23,7 @@ from piper.runtime.checkpoint.format.problems import refused, resolved
 from piper.runtime.checkpoint.layout import Arrange, Written
 from piper.runtime.checkpoint.load import load
 from piper.runtime.checkpoint.lock import FolderLock
-from piper.runtime.checkpoint.model_names import ModelTensor, refuse_no_function
+from piper.runtime.checkpoint.model_names import ModelTensor, model_tensors, refuse_no_function
 from piper.runtime.checkpoint.peers import Peers, peers
 from piper.runtime.checkpoint.pieces import Turns
 from piper.runtime.checkpoint.process_values import process_values, refuse_other_loader
@@ -29,7 +33,9 @@ from piper.runtime.checkpoint.save import Run, opened, snapshot, write
 from piper.runtime.checkpoint.weights import Rename
 from piper.runtime.processes.world import closed_at_exit
 from piper.runtime.state.constants import refuse_other_values
-from piper.runtime.state.device_state import DeviceState
+from piper.runtime.state.device_state import DeviceState, Origin
+
+LOG = logging.getLogger("piper")
 
 FILES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar", ".pkl", ".h5", ".onnx", ".json")
 
@@ -98,8 +104,9 @@ class Checkpoints:
         return set(state.origin.known) - used
 
     def resume(
-        self, folder: Any, run: Run, state: DeviceState, missing_ok: bool, loader: Any
-    ) -> int:
+        self, folder: Any, run: Run, state: DeviceState, missing_ok: bool, loader: Any,
+        model: nn.Module,
+    ) -> int:  # fmt: skip
         self.finish()
         refuse_other_loader(loader)
         place = resolved(path_of(folder))
@@ -107,6 +114,9 @@ class Checkpoints:
         self.own.update((place, place.parent))  # the run, or one of its checkpoints
         state.kept.look(state.optimizers().values())
         self.peers.each(partial(refuse_other_values, state))
+        if state.origin is not None and self.peers.rank == 0:
+            for line in unsaved(state.origin, model):
+                LOG.warning("%s", line)
         return steps
 
     def load(
@@ -161,6 +171,17 @@ class Checkpoints:
         if anywhere:
             self.finish()
             raise refused("the last one is lost: see the other processes", "save again")
+
+
+def unsaved(reader: Origin, model: nn.Module) -> Iterator[str]:
+    """A warning for what no training step has used: only the model has it, and no checkpoint."""
+    own = (one for one in model_tensors(model) if {one.name, *one.names}.isdisjoint(reader.known))
+    if names := [one.name for one in own]:
+        yield (
+            f"the checkpoint does not have {some_names(names)}, which no training step uses: they "
+            "keep the values of this model; if the run that was saved had others, load them into "
+            "the model before you make the Trainer"
+        )
 
 
 def refuse_other_calls(asked: Sequence[Mapping[str, object]]) -> None:
