@@ -94,7 +94,8 @@ class PretrainedTrainer(Trainer):
     ) -> None:  # fmt: skip
         """As that of `Trainer`. Files may also have the tensors and names that the hub has."""
         self._enter("load")
-        given = self._run, self._programs.state, model_tensors(self._job.model, only)
+        model = self._job.model
+        given = self._run, self._programs.state, model_tensors(model, only), model
         arrange = self._arrange(path_of(path), rename is not None)
         self._checkpoints.load(path, *given, rename, strict, arrange)
 

@@ -272,8 +272,8 @@ class Trainer(Closing, OtherAttributes):
         """
         self._enter("save")
         replica_digests.refuse_drift(self._programs.state, self.steps)
-        programs, keeping = self._programs, Keep(keep, keep_every)
-        given = programs.state, programs.turns, keeping, loader, wait
+        programs, job, keeping = self._programs, self._job, Keep(keep, keep_every)
+        given = programs.state, programs.turns, keeping, loader, wait, job.model, job.initial
         self._checkpoints.save(folder, self._run, *given)
 
     def resume(self, folder: str | Path, missing_ok: bool = False, *, loader: Any = None) -> int:
@@ -299,8 +299,8 @@ class Trainer(Closing, OtherAttributes):
         not `strict`, some may be missing or unknown.
         """
         self._enter("load")
-        given = self._run, self._programs.state, loaded_tensors(self._job.model, only)
-        self._checkpoints.load(path, *given, rename, strict)
+        tensors = loaded_tensors(self._job.model, only), self._job.model
+        self._checkpoints.load(path, self._run, self._programs.state, *tensors, rename, strict)
 
     def export(
         self, folder: str | Path, max_file_gib: float = 5.0, *, rename: Rename | None = None,

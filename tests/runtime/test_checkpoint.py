@@ -395,39 +395,3 @@ def test_all_processes_are_told_what_one_of_them_misses(missing_ok: bool, tmp_pa
         folder = tmp_path / str(rank)
         what = f"{folder} is not the same for all processes: process 1 finds none"
         assert said.startswith(f"InputError: checkpoint: {what}\n")
-
-
-class WithMore(torch.nn.Module):
-    """A parameter, a frozen one and a buffer that no training step uses; and tied ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = torch.nn.Linear(4, 4, bias=False)
-        self.b = torch.nn.Linear(4, 4, bias=False)
-        self.b.weight = self.a.weight
-        self.unused = torch.nn.Parameter(torch.randn(3))
-        self.prior = torch.nn.Parameter(torch.randn(3), requires_grad=False)
-        self.register_buffer("mean", torch.randn(3))
-        self.register_buffer("table", torch.randn(3), persistent=False)
-        self.norm = torch.nn.BatchNorm1d(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.norm(self.b(self.a(x)))
-        return found if self.training else found + self.prior.sum()
-
-
-def test_what_no_step_uses_is_named_when_a_run_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    x = torch.randn(4, 4)
-    given = {"loss_fn": torch.nn.functional.mse_loss, "example": (x, x), "device": "cpu"}
-    with Trainer(WithMore(), **given) as trainer:  # type: ignore[arg-type]
-        trainer.step(x, x)
-        trainer.save(tmp_path / "run")
-
-    with Trainer(WithMore(), **given) as trainer:  # type: ignore[arg-type]
-        trainer.resume(tmp_path / "run")
-
-    assert "the checkpoint does not have unused, prior and mean, which no training step" in (
-        caplog.text
-    )

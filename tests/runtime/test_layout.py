@@ -35,7 +35,8 @@ def test_a_tensor_is_written_and_read_in_rows(tmp_path: Path) -> None:
     given = one._programs.state, one._programs.turns, tensors, one._job.initial, 1e-7, str
     one._checkpoints.export(tmp_path, *given, "model", written)
 
-    target = other._run, other._programs.state, model_tensors(other._job.model), None, True
+    model = other._job.model
+    target = other._run, other._programs.state, model_tensors(model), model, None, True
     other._checkpoints.load(tmp_path, *target, lambda there: in_rows(there, rows))
 
     files = list(tmp_path.glob("*.safetensors"))

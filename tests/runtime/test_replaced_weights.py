@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from piper import Trainer
 from piper.errors import InputError
-from piper.runtime.checkpoint import replaced_weights
-from piper.runtime.checkpoint.replaced_weights import weights_in
+from piper.runtime.checkpoint.format import replaced_weights
+from piper.runtime.checkpoint.format.replaced_weights import weights_in
 
 safetensors = pytest.importorskip("safetensors.torch")
 ONE, SEVERAL = 5.0, 1e-7  # GiB of a file

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,25 +15,25 @@ from typing import Any
 
 from torch import nn
 
-from piper.errors import some_names
-from piper.runtime.checkpoint.description import names_of
-from piper.runtime.checkpoint.export import Initial, export
+from piper.runtime.checkpoint.description import described, names_of
+from piper.runtime.checkpoint.export import export
 from piper.runtime.checkpoint.folder import Keep
 from piper.runtime.checkpoint.format.problems import refused, resolved
 from piper.runtime.checkpoint.layout import Arrange, Written
 from piper.runtime.checkpoint.load import load
 from piper.runtime.checkpoint.lock import FolderLock
-from piper.runtime.checkpoint.model_names import ModelTensor, model_tensors, refuse_no_function
+from piper.runtime.checkpoint.model_names import ModelTensor, refuse_no_function
 from piper.runtime.checkpoint.peers import Peers, peers
 from piper.runtime.checkpoint.pieces import Turns
 from piper.runtime.checkpoint.process_values import process_values, refuse_other_loader
 from piper.runtime.checkpoint.reader import Reader
 from piper.runtime.checkpoint.resume import resume
 from piper.runtime.checkpoint.save import Run, opened, snapshot, write
+from piper.runtime.checkpoint.unused import Initial, unsaved, unused
 from piper.runtime.checkpoint.weights import Rename
 from piper.runtime.processes.world import closed_at_exit
 from piper.runtime.state.constants import refuse_other_values
-from piper.runtime.state.device_state import DeviceState, Origin
+from piper.runtime.state.device_state import DeviceState
 
 LOG = logging.getLogger("piper")
 
@@ -64,7 +64,7 @@ class Checkpoints:
 
     def save(
         self, folder: Any, run: Run, state: DeviceState, turns: Turns, keep: Keep,
-        loader: Any, wait: bool,
+        loader: Any, wait: bool, model: nn.Module, initial: Initial,
     ) -> None:  # fmt: skip
         """An older checkpoint stays until the new one is complete."""
         self.finish()
@@ -73,17 +73,19 @@ class Checkpoints:
         asked = {"folder": str(place), "keep": keep.newest, "keep_every": keep.every, "wait": wait}
         everyone = self.peers
         refuse_other_calls(everyone.everyone(asked))
-        rest = self.unused(state)
+        used = set[str]().union(*everyone.everyone(names_of(state)))
+        rest = unused(state.origin, used, model)
         values = everyone.each(partial(process_values, loader, state.device))
         values |= state.loss_scale.saved if state.loss_scale else {}
-        given = snapshot(everyone, run, state, turns, values, rest, copy=not wait)
+        first = partial(rest.pieces, initial)
+        given = snapshot(everyone, run, state, turns, values, first, copy=not wait)
         part = opened(everyone, place, run.steps, self.locks)
         keep = replace(keep, own=place in self.own)
         self.own.add(place)
         writing = partial(write, everyone, part, self.locks.get(part.parent), given, keep)
-        if wait or rest:
+        if wait or rest.there:
             writing()
-            state.origin = Reader(part) if rest else None  # the older one may be gone
+            state.origin = Reader(part) if rest.there else None  # the older one may be gone
         else:
             state.origin = None
             self.thread = threading.Thread(target=self.attempt, args=(writing,))
@@ -95,13 +97,6 @@ class Checkpoints:
             writing()
         except BaseException as error:
             self.errors.append(error)
-
-    def unused(self, state: DeviceState) -> set[str]:
-        """Parameters of an older checkpoint that no step has used since."""
-        if state.origin is None:
-            return set()
-        used = set[str]().union(*self.peers.everyone(names_of(state)))
-        return set(state.origin.known) - used
 
     def resume(
         self, folder: Any, run: Run, state: DeviceState, missing_ok: bool, loader: Any,
@@ -121,13 +116,14 @@ class Checkpoints:
 
     def load(
         self, path: Any, run: Run, state: DeviceState, tensors: Sequence[ModelTensor],
-        rename: Rename | None, strict: bool, arrange: Arrange | None = None,
+        model: nn.Module, rename: Rename | None, strict: bool, arrange: Arrange | None = None,
     ) -> None:  # fmt: skip
         self.finish()
         refuse_no_function("rename", rename)
         if run.steps:
             raise refused("this Trainer has already run steps", "load before the first step")
-        load(self.peers, resolved(path_of(path)), state, tensors, rename, strict, arrange)
+        own = described(model)
+        load(self.peers, resolved(path_of(path)), state, tensors, own, rename, strict, arrange)
         state.kept.look(state.optimizers().values())
         self.peers.each(partial(refuse_other_values, state))
 
@@ -171,17 +167,6 @@ class Checkpoints:
         if anywhere:
             self.finish()
             raise refused("the last one is lost: see the other processes", "save again")
-
-
-def unsaved(reader: Origin, model: nn.Module) -> Iterator[str]:
-    """A warning for what no training step has used: only the model has it, and no checkpoint."""
-    own = (one for one in model_tensors(model) if {one.name, *one.names}.isdisjoint(reader.known))
-    if names := [one.name for one in own]:
-        yield (
-            f"the checkpoint does not have {some_names(names)}, which no training step uses: they "
-            "keep the values of this model; if the run that was saved had others, load them into "
-            "the model before you make the Trainer"
-        )
 
 
 def refuse_other_calls(asked: Sequence[Mapping[str, object]]) -> None:

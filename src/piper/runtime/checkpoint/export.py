@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -18,20 +18,19 @@ import torch
 from piper.runtime.checkpoint.description import names_of
 from piper.runtime.checkpoint.format.files import write_new
 from piper.runtime.checkpoint.format.problems import refused
+from piper.runtime.checkpoint.format.replaced_weights import index_name, put_in_place, weights_in
 from piper.runtime.checkpoint.format.safetensors_format import Entry, bytes_of, header_of
 from piper.runtime.checkpoint.layout import Layout, Written, in_sources, whole
 from piper.runtime.checkpoint.model_names import ModelTensor, by_name
 from piper.runtime.checkpoint.peers import Peers
 from piper.runtime.checkpoint.pieces import Turns, chunks, shifts_of
 from piper.runtime.checkpoint.reader import HeldPieces
-from piper.runtime.checkpoint.replaced_weights import index_name, put_in_place, weights_in
 from piper.runtime.checkpoint.save import refuse_unseen
+from piper.runtime.checkpoint.unused import Initial
 from piper.runtime.checkpoint.weights import Rename
 from piper.runtime.hardware import settle
 from piper.runtime.state.device_state import DeviceState
 from piper.runtime.state.element_runs import ElementRun, Overlap, element_runs
-
-Initial = Callable[[str], torch.Tensor]  # the first value of a parameter or buffer
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from piper.runtime.checkpoint.folder import is_checkpoint
 from piper.runtime.checkpoint.format.files import digest_of
 from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.format.safetensors_format import read_header
+from piper.runtime.checkpoint.index import StoredPiece
 from piper.runtime.checkpoint.layout import Arrange, Layout, Shapes, as_they_are
 from piper.runtime.checkpoint.model_names import ModelTensor
 from piper.runtime.checkpoint.peers import Peers
@@ -37,12 +38,13 @@ MISSING = " is missing"
 
 def load(
     peers: Peers, path: Path, state: DeviceState, tensors: Sequence[ModelTensor],
-    rename: Rename | None, strict: bool, arrange: Arrange | None = None,
+    own: Collection[str], rename: Rename | None, strict: bool, arrange: Arrange | None = None,
 ) -> None:  # fmt: skip
-    """Fill all parameters and buffers of this device. If that fails, nothing is changed."""
+    """Fill these tensors on this device, of all that the model has as its `own`. If that fails,
+    nothing is changed."""
 
     def read() -> tuple[Reader | Weights, list[tuple[BucketState, list[States]]]]:
-        notes = misfits(path, layout_at(path, arrange), tensors, rename)
+        notes = misfits(path, layout_at(path, arrange), tensors, rename, own)
         if notes and strict:
             raise misfit(path, notes)
         if notes and peers.rank == 0:
@@ -84,17 +86,31 @@ def source_at(
     path: Path, tensors: Sequence[ModelTensor], rename: Rename | None, arrange: Arrange | None
 ) -> Reader | Weights:
     if is_checkpoint(path):
-        return reader_of(path, only_weights=True)
+        return chosen(reader_of(path, only_weights=True), tensors, rename)
     return weights_at(path, tensors, rename, arrange)
 
 
+def chosen(reader: Reader, tensors: Sequence[ModelTensor], rename: Rename | None) -> Reader:
+    """These tensors alone, under their names in the model."""
+    known = dict[str, list[StoredPiece]]()
+    for one in tensors:
+        names = [rename(name) if rename else name for name in one.names]
+        there = next((reader.known[name] for name in names if name in reader.known), None)
+        for name in one.names if there is not None else ():
+            known[name] = [replace(s, piece=replace(s.piece, name=name)) for s in there or ()]
+    reader.known = known
+    return reader
+
+
 def misfits(
-    path: Path, layout: Layout, tensors: Sequence[ModelTensor], rename: Rename | None
-) -> list[str]:
-    """Names that are missing or unknown. Other shapes are refused at once."""
+    path: Path, layout: Layout, tensors: Sequence[ModelTensor], rename: Rename | None,
+    own: Collection[str] = (),
+) -> list[str]:  # fmt: skip
+    """Names that are missing, or that no tensor of the model has. Other shapes are refused at
+    once."""
     known = {name: stored.shape for name, stored in layout.items()}
     refuse_shapes(path, known, tensors, rename)
-    return mismatches(known, tensors, rename)
+    return mismatches(known, tensors, rename, own)
 
 
 def misfit(path: Path, notes: Sequence[str], fix: str | None = None) -> InputError:
@@ -112,14 +128,18 @@ def is_missing(note: str) -> bool:
 def layout_at(path: Path, arrange: Arrange | None = None) -> Layout:
     """The tensors that are there."""
     if is_checkpoint(path):
-        model = reader_of(path).index.model
-        return as_they_are({name: tuple(shape) for name, (shape, _) in model.items()})
+        there = reader_of(path)
+        model = there.index.model
+        return as_they_are({name: tuple(model[name][0]) for name in model if name in there.known})
     return layout_of(dict(entries(path)), arrange)
 
 
-def mismatches(there: Shapes, tensors: Sequence[ModelTensor], rename: Rename | None) -> list[str]:
+def mismatches(
+    there: Shapes, tensors: Sequence[ModelTensor], rename: Rename | None, own: Collection[str]
+) -> list[str]:
     """Names of the model that are not there, and those there that the model does not have."""
-    names = {name: rename(name) if rename else name for one in tensors for name in one.names}
+    every = {*own, *(name for one in tensors for name in one.names)}
+    names = {name: rename(name) if rename else name for name in every}
     missing = [
         f"{one.name}{MISSING}" for one in tensors if not any(names[n] in there for n in one.names)
     ]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +56,13 @@ Share = tuple[list[StoredFile], list[StoredPiece], ProcessFile, Contents]
 
 def snapshot(
     peers: Peers, run: Run, state: DeviceState, turns: Turns, values: Mapping[str, Any],
-    rest: set[str], copy: bool,
+    rest: Callable[[], Pieces], copy: bool,
 ) -> Snapshot:  # fmt: skip
-    """With `copy`, later steps do not change it. The first process also has the `rest` of an older
-    checkpoint: parameters that no step has used since."""
+    """With `copy`, later steps do not change it. The first process also has the `rest`, which no
+    step has used."""
     pieces = peers.each(lambda: saved_pieces(state, turns))
     pieces = copied(pieces, state.device) if copy else pieces
-    if rest and state.origin is not None:
-        pieces += peers.on_first(partial(state.origin.pieces, rest)) or []
+    pieces += peers.on_first(rest) or []
     return Snapshot(run, pieces, values, contents_of(state))
 
 

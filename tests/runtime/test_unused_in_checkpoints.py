@@ -1,0 +1,150 @@
+"""What no training step uses is in checkpoints, too: parameters, frozen ones, buffers."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pool import run_on
+from torch import nn
+from unused_values import ONE, TWO, UNUSED, WithMore, X, made, resumed, state, trained
+
+from piper import Trainer
+from piper.runtime.checkpoint.unused import Unused
+
+SWAPPED = {"unused": "prior", "prior": "unused"}
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+class Tabled(nn.Module):
+    table: torch.Tensor
+
+    def __init__(self, table: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("table", torch.full((4,), table), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight * self.table
+
+
+def refuse_unlike(found: Any, wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        exact = name in UNUSED
+        torch.testing.assert_close(
+            found[name], tensor, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6
+        )
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_new_model_goes_on_with_the_values_of_the_old_one(wait: bool, tmp_path: Path) -> None:
+    wanted, answers = trained(tmp_path / "run", wait)
+
+    found, said = resumed(0, ONE.to_json(), tmp_path / "run", tmp_path / "again")
+    with made(seed=2) as third:
+        third.resume(tmp_path / "again")
+        chained, last = state(third), third.predict(X)
+
+    refuse_unlike(found, wanted)
+    refuse_unlike(chained, wanted)
+    assert torch.allclose(said, answers, rtol=1e-5, atol=1e-6)
+    assert torch.equal(last, said)
+
+
+def test_on_several_processes(tmp_path: Path) -> None:
+    wanted, answers = trained(tmp_path / "run")
+    given = TWO.to_json(), tmp_path / "run", tmp_path / "again"
+
+    (found, said), (nothing, _) = run_on(2, resumed, *given)
+    with made(seed=2) as third:
+        third.resume(tmp_path / "again")
+        chained = state(third)
+
+    refuse_unlike(found, wanted)
+    refuse_unlike(chained, wanted)
+    assert nothing is None
+    assert torch.allclose(said[: len(X)], answers, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_alone_are_complete(tmp_path: Path) -> None:
+    wanted, answers = trained(tmp_path / "run")
+
+    with made(seed=1) as trainer:
+        trainer.load(tmp_path / "run")
+        trainer.step(X, X)
+        trainer.export(tmp_path / "weights")
+    with made(seed=2) as trainer:
+        trainer.load(tmp_path / "weights")
+        found = state(trainer)
+
+    for name in UNUSED:
+        assert torch.equal(found[name], wanted[name])
+
+
+def nothing(*given: Any) -> list[Any]:
+    return []
+
+
+def no_values() -> nn.Module:
+    with torch.device("meta"):
+        return WithMore()
+
+
+@pytest.mark.parametrize("without", ["older", "meta"])
+def test_what_a_checkpoint_does_not_have_is_named(
+    without: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an older version; and values that nothing can make."""
+    with monkeypatch.context() as older:
+        if without == "older":
+            older.setattr(Unused, "pieces", nothing)
+        model = WithMore() if without == "older" else no_values()
+        with made(model=model) as trainer:
+            trainer.step(X, X)
+            trainer.save(tmp_path / "run")
+
+    with made() as trainer:
+        trainer.resume(tmp_path / "run")
+
+    assert "the checkpoint does not have" in caplog.text
+    assert "prior" in caplog.text
+
+
+def test_load_takes_what_is_chosen_and_renamed_of_a_checkpoint(tmp_path: Path) -> None:
+    wanted, _ = trained(tmp_path / "run")
+    with made(seed=1) as trainer:
+        before = state(trainer)
+        trainer.load(tmp_path / "run", only=lambda name: name in ("unused", "a.weight", "b.weight"))
+        chosen = state(trainer)
+    with made(seed=1) as trainer:
+        trainer.load(tmp_path / "run", rename=lambda name: SWAPPED.get(name, name))
+        swapped = state(trainer)
+
+    assert torch.equal(chosen["unused"], wanted["unused"])
+    assert not torch.equal(chosen["a.weight"], before["a.weight"])
+    for name in ("prior", "mean", "head.weight", "norm.bias"):
+        assert torch.equal(chosen[name], before[name])
+    assert torch.equal(swapped["prior"], wanted["unused"])
+    assert torch.equal(swapped["unused"], wanted["prior"])
+
+
+def test_tables_that_are_not_saved_are_those_of_the_model(tmp_path: Path) -> None:
+    """A buffer that the step uses, and that is not in the state dict: rotary frequencies."""
+    for table in (2.0, 3.0):
+        x = torch.ones(2, 4)
+        given: dict[str, Any] = {"example": (x, x), "device": "cpu", "optimizer": SGD}
+        with Trainer(Tabled(table), nn.functional.mse_loss, **given) as trainer:
+            if (tmp_path / "run").exists():
+                trainer.load(tmp_path / "run")
+            loss = trainer.step(x, x).loss
+            trainer.save(tmp_path / "run")
+
+    weight = torch.ones(4, requires_grad=True)
+    (weight * 2.0 - 1).pow(2).mean().backward()
+    assert weight.grad is not None
+    weight = (weight - 0.1 * weight.grad).detach()
+    assert loss == pytest.approx(float((weight * 3.0 - 1).pow(2).mean()))
