@@ -268,7 +268,7 @@ def test_batches_that_use_other_parameters_are_refused() -> None:
     with pytest.raises(InputError) as refused:
         on_one_device(Branches(), batches)
 
-    assert "in another way than the batches before" in str(refused.value)
+    assert "last.bias and last.weight, which no step before has used" in str(refused.value)
 
 
 def test_batches_that_are_not_contiguous_are_fine() -> None:

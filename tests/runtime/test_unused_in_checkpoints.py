@@ -13,6 +13,7 @@ from torch import nn
 from unused_values import ONE, TWO, UNUSED, WithMore, X, made, resumed, state, trained
 
 from piper import Trainer
+from piper.errors import InputError
 from piper.runtime.checkpoint.unused import Unused
 
 SWAPPED = {"unused": "prior", "prior": "unused"}
@@ -148,3 +149,49 @@ def test_tables_that_are_not_saved_are_those_of_the_model(tmp_path: Path) -> Non
     assert weight.grad is not None
     weight = (weight - 0.1 * weight.grad).detach()
     assert loss == pytest.approx(float((weight * 3.0 - 1).pow(2).mean()))
+
+
+class Late(nn.Module):
+    """Its loop switches a layer on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.late = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.on = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.first(x)
+        return self.late(found) if self.on else found
+
+
+def plain_losses(batches: list[torch.Tensor]) -> list[float]:
+    model = Late()
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.1), []
+    for step, x in enumerate(batches):
+        model.on = step >= 2
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), x)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_layer_that_comes_into_use_goes_on_with_a_new_trainer(tmp_path: Path) -> None:
+    batches = [torch.randn(4, 4, generator=torch.Generator().manual_seed(k)) for k in range(5)]
+    optimizer = partial(torch.optim.AdamW, lr=0.1)
+    given: dict[str, Any] = {"example": (X, X), "device": "cpu", "optimizer": optimizer}
+    old, new = Late(), Late()
+    with Trainer(old, nn.functional.mse_loss, ONE, **given) as trainer:
+        losses = [float(trainer.step(x, x).loss) for x in batches[:2]]
+        old.on = new.on = True
+        with pytest.raises(InputError, match="which no step before has used") as refused:
+            trainer.step(batches[2], batches[2])
+        assert "late.bias and late.weight" in str(refused.value)
+        trainer.save(tmp_path / "run")
+    with Trainer(new, nn.functional.mse_loss, ONE, **given) as trainer:
+        trainer.resume(tmp_path / "run")
+        losses += [float(trainer.step(x, x).loss) for x in batches[2:]]
+
+    torch.testing.assert_close(losses, plain_losses(batches), rtol=1e-5, atol=1e-6)

@@ -67,8 +67,8 @@ class LossReduction:
                 raise InputError.of(
                     "batch",
                     f"a part of the loss divides by {self.count.what}, of which there are "
-                    f"{total:g}, and another part by {other:g} then: no single weight is right",
-                    "divide all parts by the same number",
+                    f"{total:.12g}, and another part by {other:.12g}: no single weight is right",
+                    "divide all parts by the same number, such as count.clamp(min=1)",
                 )
 
     def weight_of(self, microbatch: Batch) -> float:
