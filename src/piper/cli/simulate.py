@@ -18,7 +18,7 @@ from piper.cli.sweep import settings_of, sweep
 from piper.cli.target import Script, inspect
 from piper.cli.terminal import show_text, window_of
 from piper.cli.usage import named_device, refuse_one_step, refuse_plot, refuse_two_costs, usage
-from piper.costs import Costs
+from piper.costs import Costs, one_core
 from piper.costs.device_lists import devices_by_name
 from piper.costs.devices import (
     DeviceKind,
@@ -261,7 +261,7 @@ def machine_of(
     """The machine that the options describe. A device implies the network of its kind."""
     measured = tuple(measured_costs(costs)) if costs else ()
     if device == CPU:
-        measured = measured or ((Costs(), ()),)
+        measured = measured or ((one_core(), ()),)
     with usage():
         named = devices_by_name(device) if device not in (None, CPU) else {}
     kinds = tuple((named_device(name), devices) for name, devices in named.items())

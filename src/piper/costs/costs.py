@@ -36,7 +36,7 @@ class Costs(Rates):
 
     They decide how overlap slots are interleaved and how early receives are posted, never what is
     computed; the simulator takes all of them. The defaults are those of one slow core behind an
-    ordinary network.
+    ordinary network, where starting something takes no time.
     """
 
     link: float = 1e9  # bytes per second, between any two devices
@@ -127,7 +127,7 @@ class Costs(Rates):
     def words(self) -> str:
         """What they are, for reports.
 
-        >>> Costs().words, Costs(kind="h200").words
+        >>> one_core().words, Costs(kind="h200").words
         ('estimates for one CPU core per device', 'the data sheet of h200')
         """
         if self.kinds:
@@ -136,7 +136,7 @@ class Costs(Rates):
             return "measured costs"
         if self.kind:
             return f"the data sheet of {self.kind}"
-        plain = self == Costs(mode=self.mode)
+        plain = self == one_core(self.mode)
         return "estimates for one CPU core per device" if plain else "the costs that you gave"
 
     def network(self, devices: int) -> Network:
@@ -211,11 +211,19 @@ AT_LEAST_NOTHING = (
 )  # fmt: skip
 
 
+def one_core(mode: Mode = Mode.EAGER) -> Costs:
+    """Where nothing is known of the devices: a core for each, and what it takes to start things.
+
+    Measured in Python of 2026 on a core of a shared server: an operator, an instruction, a message.
+    """
+    return Costs(mode=mode, start=1.2e-5, each=4e-6, post=2e-5)
+
+
 def read_costs(costs: Costs | str | Path | None, mode: Mode = Mode.EAGER) -> Costs:
-    """Costs, a file of them, or the defaults, for regions that are run in a mode."""
+    """Costs, a file of them, or estimates for one core, for regions that are run in a mode."""
     if isinstance(costs, str | Path):
         costs = Costs.from_json(Path(costs).read_text())
-    return (costs or Costs()).in_mode(mode)
+    return (costs or one_core()).in_mode(mode)
 
 
 def refuse_number(name: str, value: object, least: float = 0.0) -> None:

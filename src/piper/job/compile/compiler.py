@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from piper.costs import Costs
+from piper.costs import Costs, one_core
 from piper.directives import Directive
 from piper.garbage import collector_off
 from piper.ir.by_device.roles import Roles, own_roles, roles
@@ -80,7 +80,7 @@ def compile_strategy(
     of the optimizer's, in multiples of the parameters, for reports.
     """
     with collector_off():  # very many objects, no cycles
-        known = Costs() if costs is None else costs
+        known = one_core() if costs is None else costs
         program = with_cuts(strategy, model, known)
         cuts = program != tuple(strategy)
         dag = scheduled_dag(model, program, clip, known)
