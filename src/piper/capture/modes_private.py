@@ -25,3 +25,20 @@ def unobserved() -> Iterator[None]:
             torch._C._pop_torch_function_stack()
         for one in reversed(modes):
             torch._C._push_on_torch_function_stack(one)
+
+
+def function_modes() -> int:
+    """How many modes are open that see calls of torch's functions."""
+    found: int = torch._C._len_torch_function_stack()
+    return found
+
+
+@contextmanager
+def scripts_as_written() -> Iterator[None]:
+    """Functions of torch.jit.script run their first graph, and not another one after some calls,
+    which the executor makes of what it has seen."""
+    before = torch._C._jit_set_profiling_mode(False)
+    try:
+        yield
+    finally:
+        torch._C._jit_set_profiling_mode(before)

@@ -23,6 +23,7 @@ from piper.capture.trace.replaced.as_in_eager import AsInEager
 from piper.capture.trace.replaced.calls import ReplacedCalls
 from piper.capture.trace.replaced.caught_errors import refusing_swallowed
 from piper.capture.trace.replaced.numbers import numbers_as_text, numbers_of_python
+from piper.capture.trace.replaced.scripts import scripts_as_calls
 from piper.capture.trace.replaced.texts import texts_only_printed
 from piper.capture.trace.replaced.transformer_private import masks_as_given
 from piper.capture.trace.replaced.types import types_of_eager
@@ -50,6 +51,7 @@ def tracing(
         stack.enter_context(masks_as_given())
         stack.enter_context(numbers_as_text())
         stack.enter_context(numbers_of_python())
+        stack.enter_context(scripts_as_calls())
         stack.enter_context(types_of_eager(model))
         stack.enter_context(texts_only_printed())
         stack.enter_context(recording())
