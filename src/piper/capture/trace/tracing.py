@@ -25,7 +25,7 @@ from piper.capture.trace.replaced.caught_errors import refusing_swallowed
 from piper.capture.trace.replaced.numbers import numbers_as_text, numbers_of_python
 from piper.capture.trace.replaced.scripts import scripts_as_calls
 from piper.capture.trace.replaced.texts import texts_only_printed
-from piper.capture.trace.replaced.transformer_private import masks_as_given
+from piper.capture.trace.replaced.transformer_private import transformers_as_in_eager
 from piper.capture.trace.replaced.types import types_of_eager
 from piper.capture.unvalued_errors import explained
 from piper.errors import CaptureError
@@ -48,7 +48,7 @@ def tracing(
         stack.enter_context(refusing_seeds())
         stack.enter_context(refusing_hidden_contexts())
         stack.enter_context(tracing_private.unchecked_distributions())
-        stack.enter_context(masks_as_given())
+        stack.enter_context(transformers_as_in_eager())
         stack.enter_context(numbers_as_text())
         stack.enter_context(numbers_of_python())
         stack.enter_context(scripts_as_calls())
