@@ -127,6 +127,7 @@ def _count_of(
             elements = _averaged(value)
             if elements is None:
                 return None
+            empty = found.zeroed
             graph.output(graph.call_function(aten.mul.Tensor, (copies[value], elements)))
         case PerRow():
             return None

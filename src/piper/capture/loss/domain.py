@@ -25,6 +25,7 @@ class Average:
     """A mean over rows that is divided by `value`, a mean over rows of the batch's own tensors."""
 
     value: fx.Node
+    zeroed: bool = False  # whether it is 0 where `value` is 0, and not NaN
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from piper.capture.loss.domain import (
     plus,
     scaled,
 )
+from piper.capture.loss.scaled_rows import scaled_rows
 
 Rule = Callable[[Call], Known]
 RULES: dict[str, Rule] = {}
@@ -53,7 +54,7 @@ def elementwise(call: Call) -> Known:
         return FIXED
     if all(isinstance(one, Fixed | Rows) for one in found):
         over = any(isinstance(one, Rows) and one.over is not None for one in found)
-        return MIXED if over else aligned(call, list(call.given))
+        return scaled_rows(call) if over else aligned(call, list(call.given))
     return function_of_total(call)
 
 
@@ -154,8 +155,11 @@ def quotient(call: Call) -> Known:
         return Reduced((over_total(call, total, value),))
     if total is not None and isinstance(a, Rows) and a.over is None and not shape(value):
         return Rows(a.dim, over_total(call, total, value), a.mask)
-    if a == b == MEAN and call.is_own("other"):
-        return Reduced((Average(value),))
+    if b == MEAN and call.is_own("other") and not shape(value):
+        if isinstance(a, Rows) and a.over is None and a.mask is None:
+            return Rows(a.dim, Average(value))
+        if a == MEAN:
+            return Reduced((Average(value),))
     return elementwise(call)
 
 
@@ -260,6 +264,8 @@ def reduced(known: Known, kind: int) -> Known:
     match known:
         case _ if kind == NONE:
             return known
+        case Rows(_, Average() as over, None):
+            return Reduced((over,)) if kind == MEANS else MIXED
         case Rows(_, over, mask) if kind == MEANS:
             return MIXED if over is not None else Reduced((Chosen(mask),)) if mask else MEAN
         case Rows(_, over, _):

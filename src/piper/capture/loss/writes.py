@@ -7,6 +7,7 @@ from piper.capture.fx_nodes import value
 from piper.capture.loss.calls import Call, shape
 from piper.capture.loss.domain import FIXED, MIXED, Fixed, Known, RowNumbers, Rows
 from piper.capture.loss.rules import elementwise, rule
+from piper.capture.loss.scaled_rows import partly_zero
 from piper.capture.loss.shapes import by_numbers
 
 
@@ -37,6 +38,8 @@ def put(call: Call) -> Known:
     if call.given.get("accumulate") or not is_one_number(call):
         return MIXED
     if len(indices) == 1 and value(indices[0]).dtype is torch.bool:
+        if isinstance(target, Rows) and target.over is not None:
+            return partly_zero(call, indices[0], call.given["self"], call.given["values"])
         found = together(target, call.known[indices[0]])
         inside = isinstance(found, Rows) and found.dim < len(shape(indices[0]))
         alone = call.known[indices[0]] == FIXED and inside
