@@ -34,7 +34,56 @@ def test_an_index_out_of_range_is_explained(position: int, parts: int, first: in
 
     text = str(found.value)
     assert "IndexError" in text and "fix: token ids and labels count from 0" in text
-    assert f"tensor {position} of the batch has integers from {first} to 12 here" in text
+    name, size = ("input", "labels")[position], [4 // parts, 2]
+    assert f"{name} {size} has integers from {first} to 12 here" in text
+
+
+class Positions(nn.Module):
+    """A language model with learned positions, which begin at `offset`."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__()
+        self.tokens, self.places, self.offset = nn.Embedding(10, 4), nn.Embedding(6, 4), offset
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        places = self.places(torch.arange(input_ids.shape[1]) + self.offset)
+        logits = self.head(self.tokens(input_ids) + places)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize(("offset", "most"), [(0, 6), (2, 4)])
+def test_rows_that_are_longer_than_the_positions_are_explained(offset: int, most: int) -> None:
+    ids = torch.ones(4, 8, dtype=torch.int64)
+    batch = {"input_ids": ids, "labels": ids}
+    with (
+        piper.Trainer(Positions(offset), None, example=batch, device="cpu") as trainer,
+        pytest.raises(RunError) as found,
+    ):
+        trainer.step(batch)
+
+    assert str(found.value).partition("\n")[2] == (
+        "  IndexError: index out of range in self\n"
+        f"  an embedding of 6 rows was asked for rows {offset} to {7 + offset}, one for each of "
+        "the 8 positions of a row; input_ids [4, 8] has integers from 1 to 1 here; "
+        "labels [4, 8] has integers from 1 to 1 here\n"
+        f"  fix: truncate the rows in the tokenizer, here to {most} tokens, or make the model with "
+        "more positions (n_positions, max_position_embeddings)"
+    )
+
+
+def test_ids_outside_the_vocabulary_are_named_by_their_key() -> None:
+    ids = torch.arange(16).view(4, 4)
+    batch = {"input_ids": ids, "labels": ids % 10}
+    with (
+        piper.Trainer(Positions(0), None, example=batch, device="cpu") as trainer,
+        pytest.raises(RunError) as found,
+    ):
+        trainer.step(batch)
+
+    text = str(found.value)
+    assert "an embedding of 10 rows was asked for rows 0 to 15; input_ids [4, 4] has" in text
+    assert "fix: token ids and labels count from 0, and must be less than the rows" in text
 
 
 Pick = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -86,7 +135,7 @@ def test_labels_of_another_type_are_explained(first: torch.dtype) -> None:
     with (
         piper.Trainer(nn.Linear(4, 4), loss, example=(x, y.to(first)), device="cpu") as trainer,
         pytest.raises(
-            RunError, match=r"tensor 1 is torch.int32 here\n  fix: give class labels as int64"
+            RunError, match=r"labels is torch.int32 here\n  fix: give class labels as int64"
         ),
     ):
         trainer.step(x, y.int())

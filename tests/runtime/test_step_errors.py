@@ -24,7 +24,7 @@ HELD = {"w:PP0": (torch.zeros(2**18),), "h0": torch.zeros(2**19), "h1": None}
     ids=["gpu", "cpu", "another cpu", "python"],
 )
 def test_out_of_memory_says_so_and_what_was_held(error: Exception) -> None:
-    found = step_error(PLAN, 0, error, HELD)
+    found = step_error(PLAN, 0, error, HELD, ())
 
     assert str(found).startswith(
         "device 1 stopped at run PP0:F@0 (w:PP0) -> h0\n  out of memory: the step holds "
@@ -33,7 +33,7 @@ def test_out_of_memory_says_so_and_what_was_held(error: Exception) -> None:
 
 
 def test_other_errors_say_nothing_of_memory() -> None:
-    assert "memory" not in str(step_error(PLAN, 0, IndexError("out of range"), HELD))
-    assert isinstance(step_error(PLAN, 0, ConnectionError("closed"), HELD), PeerLost)
-    assert not isinstance(step_error(PLAN, 0, IndexError("out of range"), HELD), PeerLost)
-    assert isinstance(step_error(PLAN, 0, IndexError("out of range"), HELD), RunError)
+    assert "memory" not in str(step_error(PLAN, 0, IndexError("out of range"), HELD, ()))
+    assert isinstance(step_error(PLAN, 0, ConnectionError("closed"), HELD, ()), PeerLost)
+    assert not isinstance(step_error(PLAN, 0, IndexError("out of range"), HELD, ()), PeerLost)
+    assert isinstance(step_error(PLAN, 0, IndexError("out of range"), HELD, ()), RunError)

@@ -396,5 +396,5 @@ class Job:
         seed = options.seed * 1_000_003 + step
         found = StepInputs(moved.tensors, tuple(shares), seed, options.max_norm, first)
         rows = self.rows.first_rows(batch.rows or 0, feed) if self.rows.unequal else found.first_row
-        finite = options.on_nan is not None
-        return replace(found, first_row=rows, only_finite=finite, whole=batch.whole)
+        found = replace(found, first_row=rows, names=self.whole_inputs.plain_names(batch))
+        return replace(found, only_finite=options.on_nan is not None, whole=batch.whole)

@@ -24,6 +24,7 @@ class StepInputs:
     scale: float = 1.0  # of the loss, for its gradients
     only_finite: bool = False  # no update if the loss or the norm is not finite
     whole: frozenset[int] = frozenset()  # inputs that every microbatch gets as they are
+    names: tuple[str, ...] = ()  # of the inputs, as the user calls them
 
     def allows(self, totals: torch.Tensor) -> bool:
         """Whether parameters may be updated."""

@@ -116,7 +116,7 @@ class Program:
         except Exception as error:
             held = {name: self.slots[k] for name, k in self.numbers.items()}
             self.handles = [None] * len(self.handles)
-            raise step_error(self.plan, self.position, error, held) from error
+            raise step_error(self.plan, self.position, error, held, batch.names) from error
 
     def todo(self, batch: StepInputs) -> Iterable[tuple[int, Act]]:
         faster = self.faster if self.acts is self.own else None

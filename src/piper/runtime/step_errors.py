@@ -10,24 +10,22 @@ import torch
 
 from piper.errors import RunError, is_out_of_memory
 from piper.plan.instructions import Load, Plan, Run, line
+from piper.runtime.index_errors import has_wrong_index, index_text
 from piper.runtime.processes.waits import lost
 from piper.runtime.torch_private import pytree
 
-TOO_LARGE = (
-    "token ids and labels count from 0, and must be less than the rows of the embedding, or the "
-    "classes of the loss: is the tokenizer that of the model? Ignored labels are -100. If they are "
-    "numbers of rows of the batch, use one microbatch and one replica: others have fewer rows"
-)
 OTHER_TYPE = "give class labels as int64 (y.long()), and other tensors in the types of the example"
-BEYOND = re.compile(r"out of (bounds|range)")
 TYPED = re.compile(r"expected .*(dtype|scalar type)|should have the same dtype", re.IGNORECASE)
 LARGEST = 3  # buffers that are named
 
 
-def step_error(plan: Plan, position: int, error: Exception, held: Mapping[str, Any]) -> RunError:
+def step_error(
+    plan: Plan, position: int, error: Exception, held: Mapping[str, Any], names: Sequence[str]
+) -> RunError:
     """An error that names the instruction. A lost peer is not this device's own failure.
 
-    `held` are the buffers of the plan at that moment, by name.
+    `held` are the buffers of the plan at that moment, by name; `names` those of the tensors of the
+    batch, as the user calls them.
     """
     where, reason = line(plan.instructions[position]), f"{type(error).__name__}: {error}"
     if isinstance(error, ConnectionError):
@@ -35,40 +33,26 @@ def step_error(plan: Plan, position: int, error: Exception, held: Mapping[str, A
     if is_out_of_memory(error):
         states = {state.value for state in plan.states}
         reason = f"out of memory: {held_text(held, states)}\n  {reason}"
-    elif has_wrong_index(error) and (ranges := "; ".join(integers(plan, position, held))):
-        reason += f"\n  {ranges}\n  fix: {TOO_LARGE}"
+    elif has_wrong_index(error):
+        text = index_text(error, list(given(plan, position, held, names)))
+        reason += f"\n  {text}" if text else ""
     elif isinstance(error, RuntimeError) and TYPED.search(str(error)):
-        types = (f"tensor {k} is {one.dtype}" for k, one in given(plan, position, held))
+        batch = given(plan, position, held, names)
+        types = (f"{name} is {one.dtype}" for name, one in batch)
         reason += f"\n  of the batch, {', '.join(types)} here\n  fix: {OTHER_TYPE}"
     return RunError(plan.device, where, reason)
 
 
-def has_wrong_index(error: Exception) -> bool:
-    """Some functions of torch have an error of their own for it."""
-    own = isinstance(error, RuntimeError) and BEYOND.search(str(error))
-    return isinstance(error, IndexError) or bool(own)
-
-
-def integers(plan: Plan, position: int, held: Mapping[str, Any]) -> Iterator[str]:
-    """What the integers of the batch are that a region reads: one of them may be too large."""
-    for index, tensor in given(plan, position, held):
-        if is_index(tensor):
-            low, high = tensor.min().item(), tensor.max().item()
-            yield f"tensor {index} of the batch has integers from {low} to {high} here"
-
-
-def given(plan: Plan, position: int, held: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
-    """The tensors of the batch that a region reads, by position."""
+def given(
+    plan: Plan, position: int, held: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of the batch that a region reads, by name."""
     run, loads = plan.instructions[position], plan.instructions
     read = set(run.reads) if isinstance(run, Run) else set()
     for load in (one for one in loads if isinstance(one, Load) and one.role == "batch"):
         tensor = held.get(load.value) if load.value in read else None
         if isinstance(tensor, torch.Tensor):
-            yield load.index, tensor
-
-
-def is_index(tensor: torch.Tensor) -> bool:
-    return tensor.numel() > 0 and tensor.dtype in (torch.int32, torch.int64)
+            yield names[load.index], tensor
 
 
 def held_text(held: Mapping[str, Any], states: set[str]) -> str:

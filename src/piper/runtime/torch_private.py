@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.nn.modules.dropout import _DropoutNd as DropoutModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +19,16 @@ foreach_copy_ = torch._foreach_copy_
 foreach_lerp_ = torch._foreach_lerp_
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
+
+
+def last_call(error: Exception) -> tuple[OpOverload, tuple[Any, ...]] | None:
+    """The operator that raised an error, and what it was given. None: it is not known."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    found = {} if trace is None else trace.tb_frame.f_locals
+    operator = found.get("self")
+    return (operator, found["args"]) if isinstance(operator, OpOverload) else None
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:

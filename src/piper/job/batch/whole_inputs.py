@@ -17,7 +17,7 @@ from piper.capture.trace.arguments.inputs import inputs_of
 from piper.capture.trace.arguments.outputs import joined
 from piper.errors import InputError
 from piper.ir.values import Role
-from piper.job.batch.batch import Batch
+from piper.job.batch.batch import Batch, is_tensor
 from piper.job.batch.input_names import input_names
 from piper.job.batch.other_sizes import are_separate, tried
 from piper.job.batch.row_lists import Lists, lists_of, refuse_row_lists
@@ -37,6 +37,7 @@ class KnownInputs:
 
     whole: dict[Name, bool] = field(default_factory=dict)
     unclear: dict[Name, int] = field(default_factory=dict)  # which of several groups it is in
+    names: dict[Any, tuple[str, ...]] = field(default_factory=dict)  # by what a batch is made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,17 @@ class WholeInputs:
     def unclear(self) -> dict[Name, int]:
         return self.inputs.unclear
 
+    def plain_names(self, batch: Batch) -> tuple[str, ...]:
+        """As a user calls them. Every step asks, and signatures take long to read."""
+        kinds = tuple(map(is_tensor, batch.leaves))
+        key = batch.labelled, str(batch.spec), kinds
+        if key not in self.inputs.names:
+            loss_fn = self.loss_fn if batch.labelled else None
+            self.inputs.names[key] = tuple(input_names(self.model, loss_fn, batch))
+        return self.inputs.names[key]
+
     def names(self, batch: Batch) -> list[Name]:
-        names = input_names(self.model, self.loss_fn if batch.labelled else None, batch)
-        pairs = zip(names, batch.tensors, strict=True)
+        pairs = zip(self.plain_names(batch), batch.tensors, strict=True)
         return [(name, one.dim(), one.shape[:1] == (1,)) for name, one in pairs]
 
     def lists(self, batch: Batch) -> Lists:
