@@ -30,6 +30,7 @@ from piper.capture.loss.domain import (
     Rows,
 )
 from piper.capture.loss.held_buffers import held_by, hold_buffers
+from piper.capture.loss.meeting_rows import shares_rows
 from piper.capture.loss.model_outputs import GrowingOutput
 from piper.capture.loss.proof import batch_rows, followed, growing_rows, twins_of
 from piper.capture.loss.rules import MEANS
@@ -269,7 +270,10 @@ def _of_model(traced: Traced, rows: int) -> LossForm | None:
     known = followed(traced.root.graph, given, frozenset(traced.batch), rows, model=True)
     if any(_may_follow_rows(node, one, rows) for node, one in known.items()):
         return None
-    return _form(traced.root, traced.batch, known[traced.results[0]])
+    (loss, *_) = traced.results
+    found = _form(traced.root, traced.batch, known[loss])
+    shared = found is not None and found.kind == "sum" and shares_rows(loss, known)
+    return None if shared else found
 
 
 def _may_follow_rows(node: fx.Node, known: Known, rows: int) -> bool:
@@ -323,9 +327,12 @@ def _same_of_one(
 def _of_loss(
     root: fx.GraphModule, batch: Sequence[fx.Node], known: Mapping[fx.Node, Known]
 ) -> LossForm | None:
-    loss = known[root.graph.output_node().args[0][0]]
+    last = root.graph.output_node().args[0][0]
+    loss = known[last]
     found = _form(root, batch, loss)
-    return None if found is None else replace(found, held=tuple(held_by(loss)))
+    if found is None or (found.kind == "sum" and shares_rows(last, known)):
+        return None
+    return replace(found, held=tuple(held_by(loss)))
 
 
 def _undecided(known: Mapping[fx.Node, Known], loss: fx.Node, batch: Sequence[fx.Node]) -> LossForm:

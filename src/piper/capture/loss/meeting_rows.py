@@ -5,7 +5,7 @@ A loop that accumulates gradients does the same. Plain training on the whole bat
 
 import math
 import warnings
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import count
 from typing import Any
 
@@ -13,12 +13,14 @@ from torch import Tensor, fx
 
 from piper.capture.fx_nodes import closure, in_order, line, value
 from piper.capture.loss.calls import Call, base_name
-from piper.capture.loss.domain import FIXED, MIXED, Reduced, Root, Rows
+from piper.capture.loss.domain import FIXED, MIXED, Known, Reduced, Root, Rows
 from piper.capture.loss.proof import batch_rows, followed
 from piper.capture.loss.rules import pairs_rows, works_along_rows
 from piper.capture.torch_private import fake_errors_unlogged
 from piper.capture.trace.arguments.inputs import Inputs
 from piper.capture.trace.forward import Traced
+
+SHARES = ("softmax", "_softmax", "softmin", "log_softmax", "_log_softmax")
 
 
 def meeting_rows(traced: Traced, again: Callable[[Inputs], fx.GraphModule]) -> str:
@@ -190,3 +192,10 @@ def _reduced_beside_rows(call: Call) -> fx.Node | None:
         return None
     reduced = (node for node in inputs if isinstance(call.known[node], Reduced))
     return next(filter(_is_floating, reduced), None)
+
+
+def shares_rows(loss: fx.Node, known: Mapping[fx.Node, Known]) -> bool:
+    """Whether rows get shares of one, as in `(l * l.softmax(0)).sum()`: such a sum is no sum over
+    rows, and that of a microbatch is as large as that of the whole batch."""
+    calls = (Call(one, None, known, 1, frozenset()) for one in closure([loss], stop=()))
+    return any(base_name(one.node) in SHARES and works_along_rows(one) for one in calls)
