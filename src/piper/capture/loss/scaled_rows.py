@@ -34,9 +34,9 @@ def partly_zero(call: Call, deciding: Any, *parts: Any) -> Known:
     if by != FIXED and not (isinstance(by, Rows) and by.over is None):
         return MIXED
     found = beside(call, [*kept, *([deciding] if by != FIXED else [])])
-    over = found.over if isinstance(found, Rows) else None
-    if isinstance(over, Average) and kept[0] in call.own and asks_for_nan(deciding):
-        return replace(found, over=replace(over, zeroed=True))
+    own = kept[0] in call.own and asks_for_nan(deciding)
+    if own and isinstance(found, Rows) and isinstance(found.over, Average):
+        return replace(found, over=replace(found.over, zeroed=True))
     return found
 
 

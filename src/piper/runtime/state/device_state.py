@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from piper.errors import InputError, some_names
+from piper.errors import InputError
 from piper.plan.instructions import Layout, State
 from piper.runtime.comm.flat_messages import Piece, pieces
 from piper.runtime.comm.gather_buffers import GatherBuffer
@@ -29,6 +29,7 @@ from piper.runtime.state import offloaded_optimizer
 from piper.runtime.state.element_order import NATURAL, ElementOrder
 from piper.runtime.state.loss_scale import DynamicLossScale
 from piper.runtime.state.sharded_optimizer import sharded_optimizer
+from piper.runtime.state.used_otherwise import used_otherwise
 from piper.runtime.torch_private import foreach_copy_
 
 Named = tuple[str, tuple[int, ...], str]  # name, shape and dtype of a parameter
@@ -228,26 +229,7 @@ class DeviceState:
             )
         if not same and (known or taken):
             other = sorted(set(known.names) ^ set(names)) if known else sorted(taken)
-            raise self.other_use(other, set(was))
-
-    def other_use(self, names: Sequence[str], known: set[str]) -> InputError:
-        """Parameters that come into use, or that a batch uses in another way."""
-        listed = some_names(names)
-        if known.isdisjoint(names):
-            return InputError.of(
-                "batch",
-                f"this step uses {listed}, which no step before has used: the loop has changed the "
-                "model since, or batches of this kind need more of it",
-                "to go on with it, call save(...), and resume(...) with a new Trainer; if batches "
-                "of several kinds come in turn, let all of them use the same parameters",
-            )
-        return InputError.of(
-            "batch",
-            f"batches of this shape use {listed} in another way than the batches before, or it was "
-            "frozen (requires_grad), or its module was set to train() or eval(), as batch norm is",
-            "use a Trainer for one way of using parameters; give numbers that choose between them "
-            "the same value in every batch",
-        )
+            raise used_otherwise(other, set(was))
 
     def whole(
         self,
