@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from piper.cli.help import Command, Group
+from piper.cli.terminal import show_text, window_of
 
 Folder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="what trainer.save wrote, or one of its step-N")
@@ -31,8 +32,7 @@ def show(
     """Show what is in FOLDER. Nothing of it is executed."""
     from piper.runtime.checkpoint.summary import summary, tensor_lines, verified  # imports torch
 
-    for line in summary(folder):
-        print(line)
+    show_text("\n".join(summary(folder)), window_of(None, None))
     for line in tensor_lines(folder) if tensors else ():
         print(line)
     if verify:
