@@ -18,6 +18,7 @@ from piper.ir.by_device.schedule_rows import Rows, length
 from piper.view.schedule_grid import Window, grid, legend, summary
 
 UNIT = re.compile(r"(?<=\d) (?=[KMGT]?i?B\b|[num]?s\b|%)")  # between a number and its unit
+IN_ITEM = re.compile(r"(?<!;) ")  # not between the items of a list: "a b; c d"
 TOGETHER = "\N{NO-BREAK SPACE}"
 MOST = 24  # lines of a list in a terminal
 Steps = Annotated[
@@ -60,7 +61,8 @@ def show_rows(rows: Rows, window: Window, machine: bool = False) -> None:
     refuse_beyond(rows, window)
     console = Console(soft_wrap=True)
     console.print(grid(rows, window) or "nothing to show", highlight=False, markup=window.painted)
-    show_text(f"{summary(rows, machine)}\n{legend(rows)}", window)
+    show_text(summary(rows, machine), window)
+    print(fitted(legend(rows), window.width, whole=IN_ITEM))
 
 
 @usage()
@@ -88,19 +90,23 @@ def show_lines(lines: Iterable[str], window: Window) -> None:
         print(f"... {len(found) - len(shown)} more: --devices LIST shows those that you name")
 
 
-def fitted(line: str, width: int | None) -> str:
-    """
+def fitted(line: str, width: int | None, whole: re.Pattern[str] = UNIT) -> str:
+    """A line that is too long, continued below, but not at the spaces that `whole` matches.
+
     >>> print(fitted("  device 0  peak 4.6 KiB (parameters 800 B)", 23))
       device 0  peak
           4.6 KiB
           (parameters
           800 B)
+    >>> print(fitted("F0 forward; -- still running; . idle", 30, IN_ITEM))
+    F0 forward; -- still running;
+        . idle
     """
     if width is None or len(line) <= width:
         return line
     indent = " " * (len(line) - len(line.lstrip()))
-    whole = UNIT.sub(TOGETHER, line.strip())
+    text = whole.sub(TOGETHER, line.strip())
     return "\n".join(
-        wrap(whole, max(width, 20), initial_indent=indent, subsequent_indent=indent + "    ",
+        wrap(text, max(width, 20), initial_indent=indent, subsequent_indent=indent + "    ",
              break_long_words=False, break_on_hyphens=False)
     ).replace(TOGETHER, " ")  # fmt: skip
