@@ -166,9 +166,10 @@ def summary(rows: Rows, machine: bool = False) -> str:
     """
     waits = "" if machine else f", idle {100 * idle(rows):.0f} %"
     drawn = "drawn in " if machine else ""
+    others = "; not comparable with time steps of a stage" if unit(rows) else ""
     return (
         f"{drawn}{amount(length(rows), 'time step')}{waits}: {', '.join(lengths(rows))}, "
-        "communication takes none"
+        f"communication takes none{others}"
     )
 
 
