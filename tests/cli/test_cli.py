@@ -196,7 +196,10 @@ def test_show_draws_the_schedule_of_a_script() -> None:
         "PP=0   as tagged         200   50 %  50 %        192 B",
         "PP=1   as tagged          72   50 %  50 %        192 B",
     ]
-    assert drawn[8] == "time: by estimates for one CPU core per device"
+    assert drawn[8] == (
+        "time: by estimates for one CPU core per device; "
+        "activations: what one microbatch keeps for its backward"
+    )
     assert drawn[9].startswith("device 0  peak 4.6 KiB (parameters 800 B, optimizer 1.6 KiB, ")
     assert drawn[9].endswith("; sends 384 B on pp")
 

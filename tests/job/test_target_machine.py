@@ -109,7 +109,7 @@ def test_reports_say_for_what_machine_it_was_cut() -> None:
     words = ("estimates for one CPU core per device", "the data sheet of h200")
 
     for found, by in zip((core, gpu, given), (*words, "the costs that you gave"), strict=True):
-        assert stage_table(found).splitlines()[-1] == f"time: by {by}"
+        assert stage_table(found).splitlines()[-1].startswith(f"time: by {by}; ")
         (line,) = stage_lines(found)
         assert line.endswith(f", by {by}")
 
@@ -141,8 +141,8 @@ def test_several_kinds_are_named_with_their_devices() -> None:
     found = compiled("a100:0,h200:1")
 
     assert [one.kind for one in map(found.costs.on, (0, 1))] == ["a100", "h200"]
-    assert stage_table(found).splitlines()[-1] == (
-        "time: by the data sheet of a100 and the data sheet of h200"
+    assert stage_table(found).splitlines()[-1].startswith(
+        "time: by the data sheet of a100 and the data sheet of h200; "
     )
     assert price(found) == price(found, [found.costs.on(device) for device in (0, 1)])
     assert Costs.from_json(found.costs.to_json()) == found.costs

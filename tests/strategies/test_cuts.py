@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from synthetic import chain
 
-from piper import Remat, Stage, Strategy, where
+from piper import Place, Remat, Split, Stage, Strategy, where
 from piper.costs import Costs
 from piper.costs.measured import Figure, RegionKey
 from piper.ir.model import Model
@@ -95,6 +95,18 @@ def test_stages_that_the_user_tagged_are_not_called_layers() -> None:
     compiled = compile_strategy(chain(2), one_f_one_b(pp=2, microbatches=2).directives)
 
     assert stage_lines(compiled)[0].startswith("2 stages, as tagged: PP=0 (50 % of the")
+
+
+def test_a_strategy_that_is_written_by_hand_has_the_stages_that_it_places() -> None:
+    built = compile_strategy(chain(2), one_f_one_b(pp=2, microbatches=2).directives)
+    places = [Place(where(PP=stage), devices=[stage]) for stage in (0, 1)]
+
+    by_hand = compile_strategy(chain(2), [*places, Split("MB", 2)])
+
+    assert stage_table(by_hand) == stage_table(built)
+    assert not stage_lines(by_hand)  # Piper has not cut anything
+    alone = [Place(where(), devices=[0]), Split("MB", 2)]
+    assert not stage_table(compile_strategy(chain(2), alone))
 
 
 def test_the_strategy_that_was_cut_is_the_one_that_is_applied() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from piper.costs import Costs
-from piper.directives import Directive, Stage
+from piper.directives import Directive, Place, Stage
 from piper.directives.stage import flops_of, kept_bytes
 from piper.ir.model import Model, Region
 from piper.job.compile.compiler import Compiled
@@ -16,9 +16,22 @@ from piper.view.reports.stage_table import TAGGED, StageWeight, line, table
 
 
 def stage_table(compiled: Compiled) -> str:
-    """A table for each `Stage` of the strategy, with several stages, and what times are by."""
-    found = [table(name, rows) for name, rows in weights(compiled) if len(rows) > 1]
-    return "\n".join([*found, f"time: by {compiled.costs.words}"] if found else ())
+    """A table for each `Stage` of the strategy, with several stages, and what its figures are.
+
+    Stages that a strategy places without a `Stage` are those of the model's tags.
+    """
+    cuts = weights(compiled) or [(one.name, weights_of(compiled, one)) for one in tagged(compiled)]
+    found = [table(name, rows) for name, rows in cuts if len(rows) > 1]
+    activations = "activations: what one microbatch keeps for its backward"
+    return "\n".join([*found, f"time: by {compiled.costs.words}; {activations}"] if found else ())
+
+
+def tagged(compiled: Compiled) -> list[Stage]:
+    """The tag that every region has and every `Place` names, as if a `Stage` had set it."""
+    regions = [dict(region.tags) for region in compiled.dag.model.regions]
+    placed = [set(one.filter.keys) for one in compiled.program if isinstance(one, Place)]
+    names = [name for name in regions[0] if all(name in tags for tags in [*regions, *placed])]
+    return [Stage(name, 1 + max(tags[name] for tags in regions)) for name in names[:1]]
 
 
 def stage_lines(compiled: Compiled) -> list[str]:
