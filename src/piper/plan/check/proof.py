@@ -57,7 +57,7 @@ class Proof:
     @property
     def kept(self) -> str:
         if not self.orders:
-            return "no order to keep"
+            return "no order to keep: the strategy names none, so Piper chose one"
         many = self.message_orders
         rest = f", {many:,} of them with messages or updates" if many else ""
         slots = amount(self.orders, "pair")
