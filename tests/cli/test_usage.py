@@ -9,6 +9,7 @@ from draws import one_of
 from typer.testing import CliRunner
 
 from piper.cli import app, main
+from piper.cli.usage import named_device
 from piper.errors import PiperError
 
 TINY = Path(__file__).parent.parent / "scripts" / "tiny.py"
@@ -22,6 +23,10 @@ WRONG = {
     "steps": (["show", str(TINY), "--steps", "1:x"], "steps"),
     "a plan": (["show", str(TINY), "--plan", "99"], "device 99"),
     "a cluster": (["run", str(TINY), "--on", "slurm"], "slurm"),
+    "a GPU of another family": (
+        ["simulate", str(TINY), "--device", "b200"],
+        "measure on it with --profile costs.json, and give --costs costs.json",
+    ),
     "processes as others count them": (["run", str(TINY), "--np", "2"], "Did you mean -n?"),
     "and with a sign": (["run", str(TINY), "--nproc-per-node=2"], "Did you mean -n?"),
     "a picture": (["view", str(TINY), "--svg", "a.pdf"], "write a.svg"),
@@ -64,6 +69,13 @@ def test_what_is_typed_wrong_is_wrong_usage(
     printed = "".join(capsys.readouterr())
     words = " ".join(printed.replace("│", " ").split())
     assert (left.value.code, said in words) == (2, True), printed
+
+
+def test_another_gpu_is_not_taken_for_a_misspelt_one() -> None:
+    with pytest.raises(PiperError) as refused:
+        named_device("b200")
+
+    assert "did you mean" not in str(refused.value)
 
 
 def test_a_mistake_in_a_script_is_none_of_usage(

@@ -100,5 +100,6 @@ def test_an_unknown_device_is_refused_with_the_names_there_are() -> None:
 
     assert str(refused.value) == (
         "device: there is no device 'z80'\n"
-        "  fix: choose one of h100, h200, h800, a100, cpu, or give measured --costs"
+        "  fix: choose one of h100, h200, h800, a100, cpu; for another, measure on it with "
+        "--profile costs.json, and give --costs costs.json"
     )

@@ -42,12 +42,16 @@ def gibibytes(text: str) -> float:
 
 @usage()
 def named_device(name: str) -> DeviceKind:
-    """A data sheet. A misspelt name gets the one that was probably meant."""
+    """A data sheet. A misspelt name gets the one that was probably meant, of the same family.
+
+    A B200 is another GPU than an H200.
+    """
     try:
         return device_kind(name)
     except StrategyError as error:
         what, fix = error.problems[0].what, error.problems[0].fix
-        meant = did_you_mean(nearest(name.lower(), list(DEVICES)))
+        family = [known for known in DEVICES if known[:1] == name.lower()[:1]]
+        meant = did_you_mean(nearest(name.lower(), family))
         raise StrategyError.of(error.where, what, fix + meant) from None
 
 

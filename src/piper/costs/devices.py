@@ -69,7 +69,10 @@ def device_kind(name: str) -> DeviceKind:
     141000000000.0
     """
     if name not in DEVICES:
-        fix = f"choose one of {', '.join(DEVICES)}, cpu, or give measured --costs"
+        fix = (
+            f"choose one of {', '.join(DEVICES)}, cpu; for another, measure on it with --profile "
+            "costs.json, and give --costs costs.json"
+        )
         raise StrategyError.of("device", f"there is no device {name!r}", fix)
     return DEVICES[name]
 
