@@ -12,7 +12,7 @@ import typer
 from piper.cli.files import is_file
 from piper.cli.passed_on import add_command
 from piper.cli.target import Script
-from piper.cli.usage import usage
+from piper.cli.usage import count_of_processes, usage
 from piper.errors import InputError
 from piper.launcher.child import QUIET
 from piper.launcher.local import run_local
@@ -22,6 +22,12 @@ from piper.launcher.shared_gpu import shared_gpu
 from piper.launcher.signals import SAVE
 from piper.launcher.trace_window import COUNT, FIRST, Window, steps_of
 
+Processes = Annotated[
+    int,
+    typer.Option(
+        "-n", parser=count_of_processes, metavar="INTEGER", help="processes, one per device"
+    ),
+]
 Restarts = Annotated[int, typer.Option(help="how often to start again after a failure", min=0)]
 Least = Annotated[
     int | None,
@@ -43,7 +49,7 @@ def add_to(app: typer.Typer) -> None:
 def run(
     context: typer.Context,
     script: Script,
-    processes: Annotated[int, typer.Option("-n", min=1, help="processes, one per device")] = 1,
+    processes: Processes = 1,
     on: Annotated[
         str | None,
         typer.Option(help="a cluster: ray (on this machine), ray:HOST:PORT or ray://HOST:PORT"),

@@ -40,6 +40,21 @@ def gibibytes(text: str) -> float:
         raise typer.BadParameter(f"{text!r} is not a number of GiB: {fix}") from None
 
 
+def count_of_processes(given: str | int) -> int:
+    """The value of `-n`, or its default. To the parser, `-np 2` is `-n p`.
+
+    >>> count_of_processes("2")
+    2
+    """
+    text = str(given)
+    if text.isascii() and text.isdecimal() and int(text):
+        return int(text)
+    other = "; -np is an option of mpirun" if text.startswith("p") else ""
+    raise typer.BadParameter(
+        f"{text!r} is not a number of processes: write -n 2, for example{other}"
+    )
+
+
 @usage()
 def named_device(name: str) -> DeviceKind:
     """A data sheet. A misspelt name gets the one that was probably meant, of the same family.
