@@ -12,6 +12,7 @@ import typer
 from piper.cli.files import read_as
 from piper.cli.missing import existing
 from piper.cli.progress import told_if_slow
+from piper.cli.read_arguments import WatchedArguments, warn_of_unread
 from piper.costs import Costs
 from piper.directives import Strategy
 from piper.errors import PiperError, ScriptFailed, StrategyError
@@ -81,13 +82,15 @@ def inspect(
 
     if script.suffix != ".py":
         raise without_model(script)
-    sys.argv = [str(script), *arguments]
+    sys.argv = watched = WatchedArguments([str(script), *arguments])
     sys.path.insert(0, str(script.resolve().parent))
     name = f"{script.name}: capturing the model and compiling the strategy"
     with told_if_slow(name), inspecting(memory, costs):
         try:
             runpy.run_path(str(script), run_name="__main__")
         except Inspected as found:
+            if arguments and not watched.was_read:
+                warn_of_unread(script, tuple(arguments))
             return without_gaps(found)
         except PiperError as error:
             error.place = line_of(error)
