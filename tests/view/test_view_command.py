@@ -44,6 +44,16 @@ def test_a_script_becomes_a_page_a_picture_and_a_trace(tmp_path: Path) -> None:
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+def test_the_page_of_one_script_with_other_arguments_has_a_name_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    said = call(SCRIPT, SCRIPT, "--schedule", "zb_h1")
+
+    assert said == ["tiny-tiny-schedule-zb_h1.html: open it in a browser"]
+
+
 def test_a_page_says_that_its_costs_are_estimated(tmp_path: Path) -> None:
     call(SCRIPT, "-o", tmp_path / "a.html", "--chrome", tmp_path / "a.json")
 

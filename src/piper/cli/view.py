@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ WAYS = (
 )
 TARGETS = "a training script (.py), a recorded run (.json), a strategy (.json) or a schedule (.csv)"
 SHOWN = (".py", ".json", ".csv")
+NO_NAME, LONGEST = re.compile(r"[^\w.=]+"), 40  # of arguments, in the name of a file
 VIEWS = ("", ".html", ".htm", ".svg", ".png")
 
 
@@ -118,7 +120,7 @@ def view(
     if len(named) == 2 and named[0][0] == named[1][0] and are_equal(*runs):
         print(f"both are the same: does {named[0][0].name} read its arguments, as with argparse?")
     if output is None and not (svg or png or chrome):
-        output = Path(f"{'-'.join(path.stem for path, _ in named)}.html")
+        output = page_name(named)
     drawn = [path for path, _ in named if path.suffix == ".json"]  # as their files say
     with damage_reported(drawn[0], RECORD) if drawn else nullcontext():
         if output:
@@ -133,6 +135,23 @@ def view(
                 save_view(chrome, runs[0])
     for path in filter(None, (output, svg, png, chrome)):
         print(f"{path}: open it in a browser" if path.suffix == ".html" else path)
+
+
+def page_name(named: Sequence[tuple[Path, Sequence[str]]]) -> Path:
+    """The file of a page. Two runs of one script are told apart by their arguments.
+
+    >>> page_name([(Path("a.py"), ["--lr", "1"]), (Path("b.json"), [])])
+    PosixPath('a-b.html')
+    >>> page_name([(Path("a.py"), []), (Path("a.py"), ["--schedule", "zbv"])])
+    PosixPath('a-a-schedule-zbv.html')
+    """
+    names = [path.stem for path, _ in named]
+    if len(names) == 2 and names[0] == names[1]:
+        words = (NO_NAME.sub("-", " ".join(words))[:LONGEST].strip("-") for _, words in named)
+        names = [
+            f"{name}-{more}" if more else name for name, more in zip(names, words, strict=True)
+        ]
+    return Path(f"{'-'.join(names)}.html")
 
 
 def are_equal(one: ViewData, other: ViewData) -> bool:
