@@ -59,8 +59,8 @@ function showStep() {
 
 /** Where the time of a device goes, and how long compute waits for messages. */
 function kindTable(view) {
-  const many = Math.max(1, view.devices.length) * view.stretch, rows = view.kinds.map((row, k) => [k, row]).filter(([, row]) => row.count);
-  return el("div", {}, el("h3", {}, "time of a device"), el("table", { class: "numbers" },
+  const count = view.devices.length, many = Math.max(1, count) * view.stretch, rows = view.kinds.map((row, k) => [k, row]).filter(([, row]) => row.count);
+  return el("div", {}, el("h3", {}, count > 1 ? `time of a device, mean of ${count}` : "time of a device"), el("table", { class: "numbers" },
     el("tr", {}, ...["", "takes", "behind compute", "exposed"].map((t) => el("th", {}, t))),
     ...rows.map(([k, row]) => el("tr", {}, el("td", {}, el("span", { class: "dot" }, swatch(k), ` ${KINDS[KIND_IDS[k]][0]}`)), el("td", {}, row.time ? row.time / many < 5e-8 ? "under 0.1 us" : seconds(row.time / many) : "not known"),
       el("td", {}, MESSAGES.has(KIND_IDS[k]) ? row.time ? percent(row.hidden / row.time) : "" : ""), el("td", {}, row.exposed ? seconds(row.exposed / many) : "")))));
