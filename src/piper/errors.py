@@ -311,7 +311,8 @@ class LaunchError(PiperError):
     """A process that `piper.launch` started has failed. Names its device, and the user's lines."""
 
 
-ECHO = "met on device 0, which captures and compiles for all"
+MET = "met on device"
+ECHO = f"{MET} 0, which captures and compiles for all"
 
 
 def first_line(error: BaseException) -> str:
@@ -324,7 +325,7 @@ def first_line(error: BaseException) -> str:
 
 def is_echo(error: BaseException) -> bool:
     """Whether another device raised it first, and knows the line of the user's code."""
-    return ECHO in getattr(error, "__notes__", ())
+    return any(note.startswith(MET) for note in getattr(error, "__notes__", ()))
 
 
 NO_MEMORY = ("can't allocate memory", "not enough memory")  # as torch says it of a CPU

@@ -111,7 +111,7 @@ class PretrainedTrainer(Trainer):
         tensors, state = model_tensors(self._job.model), self._programs.state
         given = state, self._programs.turns, tensors, self._job.initial, MAX_FILE_GIB, str, "model"
         written = as_transformers(self.conversion, tensors)
-        self._checkpoints.export(Path(folder), *given, written)
+        self._checkpoints.export(folder, *given, written, "save_pretrained")
 
 
 @names_options

@@ -85,7 +85,7 @@ def test_shards_are_no_replicas(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", ["save", "resume", "state_dict", "record", "tune"])
 def test_what_all_must_call_is_not_called_by_one(call: str, tmp_path: Path) -> None:
     message = (
-        f"trainer: process 1 is in trainer.step(...), process 0 in {call}(...)\n"
+        f"trainer: device 1 is in trainer.step(...), device 0 in {call}(...)\n"
         "  fix: let every process call both, in the same order: no `if trainer.rank == 0:` around "
         "them"
     )

@@ -30,7 +30,7 @@ def test_processes_evaluate_their_replicas_together() -> None:
 @pytest.mark.parametrize("fewer", [0, 1])
 def test_a_process_with_fewer_batches_is_named(fewer: int) -> None:
     message = (
-        f"evaluate: process {fewer} gave fewer batches than process {1 - fewer}\n"
+        f"evaluate: device {fewer} gave fewer batches than device {1 - fewer}\n"
         "  fix: give every process the same number of batches"
     )
 

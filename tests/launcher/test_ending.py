@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launcher.fault_runs import SOURCES, is_alive
 
-from piper.errors import ECHO
+from piper.errors import ECHO, PiperError
 from piper.launcher import child
 from piper.launcher.ending import SYMPTOM, Ended, Report, report_in, verdict
 from piper.launcher.local import Child, ended
@@ -65,7 +65,13 @@ class Abort(BaseException):
 
 @pytest.mark.parametrize(
     ("kind", "echo", "code"),
-    [(ValueError, True, SYMPTOM), (ValueError, False, 1), (Abort, False, 1)],
+    [
+        (ValueError, True, SYMPTOM),
+        (ValueError, False, 1),
+        (Abort, False, 1),
+        (PiperError, True, SYMPTOM),
+        (PiperError, False, 1),
+    ],  # fmt: skip
 )
 def test_an_error_that_another_device_met_is_a_symptom(
     kind: type, echo: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -85,7 +91,7 @@ def test_an_error_that_another_device_met_is_a_symptom(
     monkeypatch.setattr(child.sys, "path", [*child.sys.path])
 
     assert child.main(tmp_path / "report", 0, "train.py", []) == code
-    assert f"{kind.__name__}: of the model" in (tmp_path / "report").read_text()
+    assert "of the model" in (tmp_path / "report").read_text()
 
 
 def test_a_signal_from_outside_is_a_cause(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,8 +45,7 @@ def bad_paths(folder: Path) -> dict[str, Path]:
 
 def allowed(call: str, path: str) -> bool:
     """Where nothing is, a run may start anew."""
-    nothing = ("below a file", "no folder of a disk")
-    return call == "resume missing_ok" and path in nothing
+    return call == "resume missing_ok" and path == "no folder of a disk"
 
 
 @one_of(2)
@@ -62,6 +61,22 @@ def test_paths_that_lead_nowhere_are_told(call: str, trainer: Trainer, tmp_path:
 
     assert (tmp_path / "file").read_text() == "mine"
     assert {one.name for one in tmp_path.iterdir()} == {"loop", "file"}
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if call != "load"])
+@pytest.mark.parametrize("below", ["", "more"])
+def test_a_file_where_a_folder_is_needed_is_named(
+    call: str, below: str, trainer: Trainer, tmp_path: Path
+) -> None:
+    (tmp_path / "data.py").write_text("mine")
+
+    with pytest.raises(InputError) as found:
+        CALLS[call](trainer, tmp_path / "data.py" / below)
+
+    where = "export" if call == "export" else "checkpoint"
+    assert str(found.value) == (
+        f"{where}: {tmp_path / 'data.py'} is a file, and not a folder\n  fix: choose another path"
+    )
 
 
 @pytest.mark.parametrize("call", ["save", "resume", "resume missing_ok"])

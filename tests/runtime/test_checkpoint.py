@@ -393,5 +393,5 @@ def test_all_processes_are_told_what_one_of_them_misses(missing_ok: bool, tmp_pa
 
     for rank, said in enumerate((first, second)):
         folder = tmp_path / str(rank)
-        what = f"{folder} is not the same for all processes: process 1 finds none"
+        what = f"{folder} is not the same for all processes: device 1 finds none"
         assert said.startswith(f"InputError: checkpoint: {what}\n")

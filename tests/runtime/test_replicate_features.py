@@ -443,7 +443,7 @@ def test_processes_that_do_different_things_are_told(case: str) -> None:
     found = run_on(2, train_differently, case)
 
     wanted = {
-        "shapes": "batch: process 1 has a batch of 4 rows, and process 0 one of 8\n  fix: load "
+        "shapes": "batch: device 1 has a batch of 4 rows, and device 0 one of 8\n  fix: load "
         "data by trainer.replica: processes of one replica have the same batch; and leave out a "
         "smaller last batch (drop_last=True), or, if replicas always have different numbers of "
         "rows, give the strategy replica_sizes=, such as [8, 4]",

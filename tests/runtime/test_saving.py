@@ -91,7 +91,7 @@ def test_an_error_is_raised_by_the_next_call(
 def test_what_fails_on_one_process_is_raised_by_all_in_the_same_step(tmp_path: Path) -> None:
     first, second = run_on(2, save_in_vain, TWO.to_json(), str(tmp_path / "run"))
 
-    assert "on process 1, " in first[0] and first[0].count("fix:") == 1
+    assert "on device 1, " in first[0] and first[0].count("fix:") == 1
     assert "No space left on device" in second[0]
     assert first[1] == second[1] == ""
     assert [one.steps for one in kept_in(tmp_path / "run")] == [2]
@@ -101,8 +101,8 @@ def test_a_folder_that_a_host_does_not_see_is_noticed_in_time(tmp_path: Path) ->
     """The old checkpoint is still there, and nothing beside it."""
     (first, left), (second, _) = run_on(2, save_unseen, TWO.to_json(), str(tmp_path / "run"))
 
-    assert "step-1 was made by process 0, and is not seen here" in second
-    assert "on process 1, " in first
+    assert "step-1 was made by device 0, and is not seen here" in second
+    assert "on device 1, " in first
     assert left == 3
     assert [one.steps for one in kept_in(tmp_path / "run")] == [0]
 
@@ -409,5 +409,5 @@ def test_processes_save_in_the_same_way(options: dict[str, Any], tmp_path: Path)
 
     said = run_on(2, save_otherwise, TWO.to_json(), str(tmp_path / "run"), options)
 
-    assert all(f"process 1 saves with {name}={value!r}, process 0 with " in one for one in said)
+    assert all(f"device 1 saves with {name}={value!r}, device 0 with " in one for one in said)
     assert not (tmp_path / "run").exists()

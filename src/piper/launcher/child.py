@@ -41,7 +41,7 @@ def main(report: Path, parent: int, script: str, arguments: list[str]) -> int:
         return SYMPTOM
     except PiperError as error:
         tell(report, indent(f"{error}{line_of(error)}"))
-        return 1
+        return SYMPTOM if is_echo(error) else 1
     except SystemExit as error:
         code, why = left(error, "".join(held))
         if code:

@@ -281,29 +281,29 @@ def different_steps(found: Sequence[tuple[str, str, str, Rows]]) -> Exception:
     calls, shown = [found[other][0], found[0][0]], [found[other][1], found[0][1]]
     if NO_MORE_BATCHES in calls and "step" in calls:
         fewer = other if calls[0] == NO_MORE_BATCHES else 0
-        what = f"process {fewer} gave fewer batches than process {other - fewer}"
+        what = f"device {fewer} gave fewer batches than device {other - fewer}"
         return InputError.of("evaluate", what, "give every process the same number of batches")
     if calls[0] != calls[1]:
         return InputError.of(
             "trainer",
-            f"process {other} is in trainer.{calls[0]}(...), process 0 in {calls[1]}(...)",
+            f"device {other} is in trainer.{calls[0]}(...), device 0 in {calls[1]}(...)",
             "let every process call both, in the same order: no `if trainer.rank == 0:` around "
             "them",
         )
     there, here = shown
     if here != there and OF_FIRST in found[0][2]:
-        what = f"the first replica would have {there} by the batch of process {other}, and {here}"
-        fix = "give every process as many times the rows that replica_sizes says as process 0"
-        return InputError.of("batch", f"{what} by that of process 0", fix)
+        what = f"the first replica would have {there} by the batch of device {other}, and {here}"
+        fix = "give every process as many times the rows that replica_sizes says as device 0"
+        return InputError.of("batch", f"{what} by that of device 0", fix)
     if here == there:
-        what = f"process {other} has a model in a different mode than process 0"
+        what = f"device {other} has a model in a different mode than device 0"
         fix = "switch train(), eval() and requires_grad in all processes"
         return InputError.of("batch", what, fix)
     rows, first = found[other][3], found[0][3]
     if rows and first and rows[1:] == first[1:]:
-        what = f"process {other} has a batch of {amount(rows[0], 'row')}, and process 0 one of "
+        what = f"device {other} has a batch of {amount(rows[0], 'row')}, and device 0 one of "
         return InputError.of("batch", f"{what}{first[0]}", f"{SAME_ROWS}{[first[0], rows[0]]}")
-    what = f"process {other} has a batch of different shapes than process 0: {there}, not {here}"
+    what = f"device {other} has a batch of different shapes than device 0: {there}, not {here}"
     return InputError.of("batch", what, SAME_SHAPES)
 
 

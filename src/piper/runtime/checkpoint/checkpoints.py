@@ -18,7 +18,7 @@ from torch import nn
 from piper.runtime.checkpoint.description import described, names_of
 from piper.runtime.checkpoint.export import export
 from piper.runtime.checkpoint.folder import Keep
-from piper.runtime.checkpoint.format.problems import refused, resolved
+from piper.runtime.checkpoint.format.problems import refuse_file, refused, resolved
 from piper.runtime.checkpoint.layout import Arrange, Written
 from piper.runtime.checkpoint.load import load
 from piper.runtime.checkpoint.lock import FolderLock
@@ -130,7 +130,7 @@ class Checkpoints:
     def export(
         self, folder: Any, state: DeviceState, turns: Turns, tensors: list[ModelTensor],
         initial: Initial, max_file_gib: float, rename: Rename, file: str,
-        written: Written | None = None,
+        written: Written | None = None, call: str = "export",
     ) -> None:  # fmt: skip
         self.finish()
         refuse_no_function("rename", rename)
@@ -138,7 +138,8 @@ class Checkpoints:
             what = f"max_file_gib={max_file_gib!r} is not a size"
             raise refused(what, "write how many GiB a file may have: max_file_gib=5")
         given = state, turns, tensors, initial, int(max_file_gib * 2**30)
-        place = resolved(folder_of(folder, "export"))
+        place = resolved(folder_of(folder, call))
+        self.peers.each(partial(refuse_file, place, call))
         export(self.peers, place, *given, rename, file, written)
 
     @property
@@ -174,7 +175,7 @@ def refuse_other_calls(asked: Sequence[Mapping[str, object]]) -> None:
     for rank, (name, value) in ((k, one) for k, each in enumerate(asked) for one in each.items()):
         if value != asked[0][name]:
             raise refused(
-                f"process {rank} saves with {name}={value!r}, process 0 with {asked[0][name]!r}",
+                f"device {rank} saves with {name}={value!r}, device 0 with {asked[0][name]!r}",
                 "let all processes make the same call",
             )
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from piper.errors import InputError
 from piper.runtime.checkpoint.format.files import replace_file, sync_folder
-from piper.runtime.checkpoint.format.problems import WHERE, damaged, refused
+from piper.runtime.checkpoint.format.problems import WHERE, damaged, refuse_file, refused
 from piper.runtime.checkpoint.format.sealed_json import sealed, unsealed
 from piper.runtime.checkpoint.format.strict_values import WRONG, count, text
 from piper.runtime.checkpoint.index import INDEX, VERSION
@@ -119,13 +119,13 @@ def current(folder: Path) -> Path:
 
 def refuse_foreign(folder: Path) -> None:
     """Save only where nothing is, or where a run has saved before."""
+    refuse_file(folder)
     if not folder.exists():
         return
     ours = (folder / POINTER).is_file() or (folder / LOCK).is_file()
-    if not folder.is_dir() or (not ours and any(folder.iterdir())):
-        what = "is a file" if folder.is_file() else "has other files, and no checkpoint"
+    if not ours and any(folder.iterdir()):
         fix = f"choose a folder for checkpoints alone, such as {folder / 'checkpoints'}"
-        raise refused(f"{folder} {what}", "choose another path" if folder.is_file() else fix)
+        raise refused(f"{folder} has other files, and no checkpoint", fix)
 
 
 def refuse_lost_pointer(folder: Path) -> None:

@@ -165,7 +165,7 @@ def refuse_different(peers: Peers, path: Path) -> None:
     for rank, one in enumerate(views):
         if one != views[0]:
             raise refused(
-                f"{path} is not the same for all processes: process {rank} sees other files",
+                f"{path} is not the same for all processes: device {rank} sees other files",
                 "give a path that all hosts share, or the same files on each of them",
             )
 

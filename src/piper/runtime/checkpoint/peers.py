@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from piper.errors import NotSupported
-from piper.runtime.checkpoint.format.problems import SPACE, refused
+from piper.errors import MET, InputError, Located, NotSupported
+from piper.runtime.checkpoint.format.problems import CHECKPOINT, SPACE, refused
 from piper.runtime.processes.gathering import everyone
 from piper.runtime.processes.world import patience, world
 
@@ -44,8 +44,10 @@ class Peers:
             raise error
         for rank, there in enumerate(problems):
             if there:
-                what, fix = there
-                raise refused(f"on process {rank}, {what}", fix)
+                where, what, fix = there
+                echo = InputError.of(where, f"on device {rank}, {what}", fix)
+                echo.add_note(f"{MET} {rank}")
+                raise echo
         return result[0]
 
     def on_first(self, act: Callable[[], Found]) -> Found | None:
@@ -60,10 +62,11 @@ class Peers:
 
 
 def problem_of(error: Exception) -> list[str]:
-    """What the others tell of it: what is wrong, and the fix."""
+    """What the others tell of it: where, what is wrong, and the fix."""
     if isinstance(error, NotSupported):
-        return [error.problems[0].what, error.problems[0].fix]
-    return [f"{type(error).__name__}: {error}", "see the lines of that process"]
+        where = error.where if isinstance(error, Located) else CHECKPOINT
+        return [where, error.problems[0].what, error.problems[0].fix]
+    return [CHECKPOINT, f"{type(error).__name__}: {error}", "see the lines of that process"]
 
 
 def peers() -> Peers:

@@ -22,7 +22,7 @@ from piper.runtime.checkpoint.folder import (
 )
 from piper.runtime.checkpoint.format.files import digest_of
 from piper.runtime.checkpoint.format.plain_values import decoded
-from piper.runtime.checkpoint.format.problems import WHERE, damaged, refused
+from piper.runtime.checkpoint.format.problems import WHERE, damaged, refuse_file, refused
 from piper.runtime.checkpoint.format.sealed_json import unsealed
 from piper.runtime.checkpoint.format.strict_values import WRONG, count
 from piper.runtime.checkpoint.index import INDEX, Index, ProcessFile
@@ -90,10 +90,11 @@ def is_there(peers: Peers, folder: Path, missing_ok: bool) -> bool:
         if seen != views[0]:
             there = "another checkpoint" if seen and views[0] else "none" if views[0] else "one"
             raise refused(
-                f"{folder} is not the same for all processes: process {rank} finds {there}",
+                f"{folder} is not the same for all processes: device {rank} finds {there}",
                 "give a folder that all hosts share",
             )
     if not any(views):
+        peers.each(lambda: refuse_file(folder))
         fix = f"{WHERE}; to begin where there is none yet, write missing_ok=True"
         raise refused(f"{folder} is not a checkpoint", fix)
     return True

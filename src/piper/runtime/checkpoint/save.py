@@ -99,7 +99,7 @@ def refuse_unseen(part: Path, sign: str) -> None:
     while not (part / sign).is_file():
         if time.monotonic() > until:
             raise refused(
-                f"{part} was made by process 0, and is not seen here",
+                f"{part} was made by device 0, and is not seen here",
                 "save to a folder that all hosts share",
             )
         time.sleep(0.05)
@@ -150,6 +150,6 @@ def refuse_incomplete(part: Path, index: Index) -> None:
         path = part / file.name
         if not path.is_file() or path.stat().st_size != file.nbytes:
             raise refused(
-                f"{path} was written by another process, and is not seen by process 0",
+                f"{path} was written by another device, and is not seen by device 0",
                 "save to a folder that all hosts share",
             )
