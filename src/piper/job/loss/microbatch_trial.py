@@ -84,7 +84,7 @@ class MicrobatchTrials:
         if (kind, batch.sizes) in self.verdicts:
             return
         try:
-            found = tried(runs, captured, one, reduction, said, batch.times or 2)
+            found = tried(runs, captured, one, reduction, said, len(batch.sizes))
         except PiperError:
             raise
         except Exception as error:  # of the model: it ran before, and does not run again
@@ -92,7 +92,8 @@ class MicrobatchTrials:
         alone = min(batch.sizes) == 1  # random rows are often in order, if they are so few
         whole = found.times is not None and found.times == batch.times
         if not captured.meeting and not found.warnings and (alone or not whole):
-            found = replace(found, warnings=tuple(batch.warnings(captured, tried=whole)))
+            seen = not alone and found.times == len(batch.sizes)  # of microbatches like the first
+            found = replace(found, warnings=tuple(batch.warnings(captured, whole, seen)))
         if found.warnings or is_beyond(found.untried):
             refuse_lost_rows(runs, batch.parts, batch.rows)
         self.verdicts[kind, batch.sizes] = found

@@ -51,16 +51,21 @@ class WholeBatch:
         """So many equal microbatches. None: they have different sizes."""
         return len(self.sizes) if len(set(self.sizes)) == 1 else None
 
-    def warnings(self, captured: Captured, tried: bool = False) -> Iterator[str]:
+    def warnings(
+        self, captured: Captured, tried: bool = False, seen: bool = False
+    ) -> Iterator[str]:
         """For each size of microbatches that calls something else than the whole batch does.
 
         `tried`: numbers have shown that other calls compute the same, as a loop over rows does.
+        `seen`: those of as many equal microbatches have shown that no row's place matters.
         """
         for own in dict.fromkeys(self.sizes):
             if own < self.rows:
-                yield from self._compared(captured, RowCounts(own, self.rows), tried)
+                yield from self._compared(captured, RowCounts(own, self.rows), tried, seen)
 
-    def _compared(self, captured: Captured, rows: RowCounts, tried: bool) -> Iterator[str]:
+    def _compared(
+        self, captured: Captured, rows: RowCounts, tried: bool, seen: bool
+    ) -> Iterator[str]:
         try:
             own = self._calls(captured, rows.own)
         except Exception as error:  # it needs values, of any number of rows
@@ -80,6 +85,8 @@ class WholeBatch:
         else:
             if differs is not None:
                 yield from () if tried else [other_code(rows, differs.line)]
+            elif seen:
+                return
             elif (meeting := searched(RowPlaces().first, own, found, rows)) is not None:
                 say = numbered_rows if meeting.numbered else own_rows
                 yield say(meeting.line)
