@@ -183,8 +183,8 @@ def test_a_sweep_sets_the_arguments_of_the_script(tmp_path: Path) -> None:
         "      fix: write pp=1 or more",
         "nothing was measured: regions are estimated from FLOPs and bytes",
         "the host takes longer to launch most operators (24 us each) than the device to compute "
-        "them; larger microbatches help, and CUDA graphs, which "
-        "a Trainer takes by default where they are faster",
+        "them; larger microbatches help, and so do CUDA graphs, "
+        "which a Trainer uses by default where they are faster",
     ]
     rows = json.loads(file.read_text())
     assert [row["settings"]["pp"] for row in rows][-1] == "0"

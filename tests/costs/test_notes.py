@@ -78,8 +78,8 @@ def test_a_model_too_small_for_a_gpu_is_said_to_be_bound_by_launches() -> None:
 
     assert notes(gpu, model, [("small", F), ("small", B)])[1] == (
         "the host takes longer to launch most operators (24 us each) than the device to compute "
-        "them; larger microbatches help, and CUDA graphs, which "
-        "a Trainer takes by default where they are faster"
+        "them; larger microbatches help, and so do CUDA graphs, "
+        "which a Trainer uses by default where they are faster"
     )
     assert len(notes(gpu.in_mode(Mode.GRAPHS), model, [("small", F), ("small", B)])) == 1
 

@@ -55,8 +55,8 @@ def of_launches(costs: Costs, works: Sequence[Work | None]) -> Iterator[str]:
     if 2 * len(late) > len(known) and not costs.figures:
         yield (
             f"the host takes longer to launch most operators ({1e6 * costs.launch:.0f} us each) "
-            "than the device to compute them; larger microbatches help, and CUDA graphs, which "
-            "a Trainer takes by default where they are faster"
+            "than the device to compute them; larger microbatches help, and so do CUDA graphs, "
+            "which a Trainer uses by default where they are faster"
         )
 
 
