@@ -23,6 +23,7 @@ import pytest
 import torch
 import typer
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import piper
 from piper.cli import app
@@ -164,6 +165,19 @@ def test_the_plan_of_its_page_is_that_of_the_first_script(tmp_path: Path) -> Non
     plan = str(inspect(script, []).compiled.device_plans[0])
 
     assert f"```text\n{plan}\n```" in (ROOT / "docs" / "plan.md").read_text()
+
+
+def test_the_idle_time_of_its_page_is_that_of_the_first_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPTS["start.md:train.py"])
+
+    shown = CliRunner().invoke(app, ["show", str(script)]).output
+
+    found = re.search(r"idle (\d+ %) \((\d+ %) bubble, (\d+ %) exposed communication\)", shown)
+    text = " ".join((ROOT / "docs" / "start.md").read_text().split())
+    told = re.search(r"idle for (\d+ %) of the step. For (\d+ %) .*? for (\d+ %) for mess", text)
+    assert found is not None and told is not None
+    assert told.groups() == found.groups()
 
 
 @pytest.mark.soak
