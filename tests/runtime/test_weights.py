@@ -142,6 +142,26 @@ def test_names_may_be_others(tmp_path: Path, trainer: Trainer) -> None:
     assert all(torch.equal(found[n], t.float().double()) for n, t in wanted.items())
 
 
+def test_types_that_files_do_not_have_are_named(tmp_path: Path) -> None:
+    dtype = torch.complex128
+    net, x = nn.Linear(3, 3, dtype=dtype), torch.ones(2, 3, dtype=dtype)
+
+    def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (output - labels).abs().mean()
+
+    with (
+        Trainer(net, loss, example=(x, x), device="cpu") as trainer,
+        pytest.raises(InputError) as found,
+    ):
+        trainer.export(tmp_path)
+
+    assert not [*tmp_path.iterdir()]
+    assert str(found.value).startswith(
+        "export: weight is of type torch.complex128, and safetensors files have no such type\n"
+        "  fix: leave it out: only=lambda name: name != 'weight'; or call weights = "
+    )
+
+
 def test_shapes_that_do_not_fit_are_refused(tmp_path: Path, trainer: Trainer) -> None:
     with pytest.raises(InputError, match=r"has first.bias as \[9\], the model as \[6\]"):
         trainer.load(saved(tmp_path, first_bias=torch.ones(9)), strict=False)

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import torch
 
+from piper.errors import InputError
 from piper.runtime.checkpoint.description import names_of
 from piper.runtime.checkpoint.format.files import write_new
 from piper.runtime.checkpoint.format.problems import refused
 from piper.runtime.checkpoint.format.replaced_weights import index_name, put_in_place, weights_in
-from piper.runtime.checkpoint.format.safetensors_format import Entry, bytes_of, header_of
+from piper.runtime.checkpoint.format.safetensors_format import NAMES, Entry, bytes_of, header_of
 from piper.runtime.checkpoint.layout import Layout, Written, in_sources, whole
 from piper.runtime.checkpoint.model_names import ModelTensor, by_name
 from piper.runtime.checkpoint.peers import Peers
@@ -94,6 +95,17 @@ def refuse_names(tensors: Sequence[ModelTensor], rename: Rename) -> None:
             raise refused(what, "let rename= give them different names")
 
 
+def refuse_types(tensors: Sequence[ModelTensor]) -> None:
+    for one in tensors:
+        if one.dtype not in NAMES:
+            raise InputError.of(
+                "export",
+                f"{one.name} is of type {one.dtype}, and safetensors files have no such type",
+                f"leave it out: only=lambda name: name != {one.name!r}; or call weights = "
+                "trainer.state_dict() in all processes, and torch.save(weights, path) in the first",
+            )
+
+
 def renamed(tensors: Sequence[ModelTensor], rename: Rename) -> Written:
     """Every tensor as it is in the model, under another name."""
     layout = {one.name: whole(rename(one.name), one.shape) for one in tensors}
@@ -127,6 +139,7 @@ def export(
     """All processes write. The files appear when all are complete, in place of older ones."""
     settle(state.device)
     refuse_names(tensors, rename)
+    refuse_types(tensors)
     written = written or renamed(tensors, rename)
     files = planned(in_files(tensors, written, rename), limit, file)
     names = by_name(tensors)
