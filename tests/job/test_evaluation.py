@@ -437,6 +437,32 @@ def test_predictions_need_no_labels() -> None:
     assert "leave out the labels" in str(refused.value)
 
 
+class Summed(nn.Module):
+    """Its only input is a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, several: list[Tensor]) -> Tensor:
+        return torch.stack([self.layer(one) for one in several]).sum(0)
+
+
+def test_a_list_may_be_the_only_input() -> None:
+    several = [torch.randn(4, 3), torch.randn(4, 3)]
+    given = {"example": (several, several[0]), "optimizer": SGD, "device": "cpu"}
+    model = Summed()
+    with closing(piper.Trainer(model, functional.mse_loss, None, **given)) as trainer:
+        found = [
+            trainer.predict(several), trainer.predict((several,)), trainer.predict(several=several),
+            trainer.predict([several[0]]),
+        ]  # fmt: skip
+
+    wanted = model(several)
+    assert all(one.allclose(wanted) for one in found[:3])
+    assert found[3].allclose(model(several[:1]))
+
+
 def without_zeros(o: Tensor, y: Tensor) -> Tensor:
     """A mean over labels, which the graph does not show."""
     each = functional.cross_entropy(o, y, reduction="none")

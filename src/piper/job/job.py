@@ -186,7 +186,7 @@ class Job:
 
     def inputs_only(self, example: Batch, given: tuple[Any, ...], named: dict[str, Any]) -> Batch:
         """What a model is called with, without labels for a loss function."""
-        return self.whole_inputs.marked(inputs_of(self.model, example, given, named))
+        return self.whole_inputs.marked(inputs_of(self.model, self.loss_fn, example, given, named))
 
     def judged(self, batch: Batch, parts: int) -> Batch:
         """The batch, with what microbatches share found out if it is cut into several parts."""

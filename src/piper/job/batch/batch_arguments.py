@@ -73,17 +73,27 @@ def batch_of(
 
 
 def inputs_of(
-    model: torch.nn.Module, example: Batch, given: Arguments, named: dict[str, Any]
+    model: torch.nn.Module, loss_fn: Any, example: Batch, given: Arguments, named: dict[str, Any]
 ) -> Batch:
     """What a model is called with, without labels for a loss function."""
     refuse_many_batches("predict", given, example)
     inside = given[0] if len(given) == 1 and not named else None
-    given = tuple(inside) if isinstance(inside, list | tuple) else given
+    if isinstance(inside, list | tuple):
+        wanted = example.arguments if loss_fn is None else example.arguments[:-1]
+        given = given if is_one_list(inside, wanted) else tuple(inside)
     found = arguments_of(model, None, given, named)
     refuse_labels(model, found)
     batch = dense(replace(Batch.of(found), labelled=False), "batch", has_values=True)
     refuse_foreign_values(model, None, batch, "batch")
     return batch
+
+
+def is_one_list(given: list[Any] | tuple[Any, ...], wanted: Arguments) -> bool:
+    """Whether a list is the only input of the model, and not what holds its inputs."""
+    if len(wanted) != 1 or not isinstance(wanted[0], list | tuple):
+        return False
+    held = len(given) == 1 and isinstance(given[0], list | tuple)
+    return not held or any(isinstance(one, list | tuple) for one in wanted[0])
 
 
 def dense(batch: Batch, where: str, has_values: bool = False) -> Batch:
