@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from piper import Trainer
 from piper.capture.trace.arguments.call_arguments import Keywords
-from piper.errors import InputError
+from piper.errors import InputError, PiperError
 from piper.job.batch.call_signatures import refuse_wrong_calls
 
 X, Y = torch.ones(4, 3), torch.zeros(4, 3)
@@ -69,6 +69,22 @@ def test_wrong_examples(
 
     assert what in str(error.value)
     assert fix in str(error.value)
+
+
+class Open(Net):
+    """It takes any names, as models of transformers do, and misses what it needs later."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor | None = None, labels: Tensor | None = None, **more: object
+    ) -> Tensor:
+        return F.mse_loss(self.layer(input_ids), labels)
+
+
+def test_an_entry_that_is_nearly_a_parameter_is_named() -> None:
+    with pytest.raises(PiperError) as found:
+        Trainer(Open(), None, example={"input_idz": X, "labels": Y}, device="cpu")
+
+    assert "Open.forward names no input_idz\n  fix: write input_ids in place of" in str(found.value)
 
 
 @pytest.fixture(scope="module")

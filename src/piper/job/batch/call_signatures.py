@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from piper.capture.trace.arguments.call_arguments import split
-from piper.errors import InputError
+from piper.errors import InputError, nearest
 from piper.names import amount
 from piper.runtime.torch_private import has_input_hooks
 
@@ -74,6 +74,18 @@ def fix(
 def wrong_loss(loss_fn: Any) -> InputError:
     what = f"{call_of(loss_fn)} cannot be called with the output of the model and the labels"
     return InputError.of("loss_fn", what, f"write loss_fn(output, labels); {SEVERAL}")
+
+
+def misspelt(model: torch.nn.Module, arguments: Arguments) -> tuple[str, str] | None:
+    """An entry of a batch that only `**kwargs` of the model takes, and a parameter that is missing
+    and has nearly its name."""
+    shape, names = shape_of(model), entries(*split(arguments))
+    missing = [one for one in shape.parameters if one not in names] if shape else []
+    for name in names:
+        near = nearest(name, missing) if shape and name not in shape.parameters else []
+        if near:
+            return name, near[0]
+    return None
 
 
 def described(given: Arguments, named: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from piper.capture.trace.arguments.inputs import name_of
 from piper.capture.trace.arguments.loss_call import described
 from piper.errors import CaptureError, PiperError, first_line, is_out_of_memory
 from piper.job.batch.batch import Batch, Shapes
+from piper.job.batch.call_signatures import misspelt
 from piper.job.batch.input_names import input_names
 from piper.launcher.script_errors import is_own, own_frames
 from piper.names import with_article
@@ -80,6 +81,10 @@ def of_call(
     own_bug = inner is not None and is_capture(inner.tb_frame.f_code.co_filename)
     if own_bug or not isinstance(error, OF_BATCHES) or not is_in_model(trace):
         return None
+    wrong = misspelt(model, batch.arguments if loss_fn is None else batch.arguments[:-1])
+    if wrong is not None:
+        has += f"\n    {type(model).__name__}.forward names no {wrong[0]}"
+        fix = f"write {wrong[1]} in place of {wrong[0]}"
     return CaptureError.of(line_of(trace), f"{text}\n    {has}", fix)
 
 
