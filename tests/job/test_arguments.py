@@ -50,7 +50,11 @@ class OwnParallel(nn.DataParallel[nn.Linear]):
             "model: it is of type function",
             "model first, and then loss_fn",
         ),
-        ({"loss_fn": 1.0}, "loss_fn: it is of type float", "a function of the model's output"),
+        (
+            {"loss_fn": 1.0},
+            "loss_fn: it is of type float",
+            "a function of (output, labels), or None if the model",
+        ),
         (
             {"optimizer": MADE},
             "optimizer: it is of type SGD, already made",
@@ -86,6 +90,11 @@ class OwnParallel(nn.DataParallel[nn.Linear]):
         ({"max_norm": True}, "max_norm: True is not a norm", NORM),
         ({"strategy": "1f1b"}, "strategy: it is a string, '1f1b'", "piper.strategies.one_f_one_b("),
         ({"example": None}, "example: it is None", EXAMPLE),
+        (
+            {"loss_fn": [Place(where(), [0])]},
+            "loss_fn seems to be left out",
+            "loss_fn comes second",
+        ),
         ({"loss_fn": nn.MSELoss}, "loss_fn: it is the class MSELoss", "write MSELoss(), with the"),
         ({"model": nn.Linear}, "model: it is the class Linear", "write Linear(...), with the"),
         ({"model": nn.DataParallel(nn.Linear(3, 3))}, "it is in a DataParallel", "(model.module)"),

@@ -24,6 +24,11 @@ from piper.strategies.other_names import configured, named
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 EXAMPLE = "write example=(x, y): one batch as `step` gets it"
+EXAMPLES = {
+    "from_pretrained": 'write example={"input_ids": ids, "labels": ids}: one batch as `step` gets '
+    "it, such as next(iter(loader))",
+}
+OWN_LOSS = "None if the model returns its own loss"
 CALLS = {
     "evaluate": "it takes batches: write trainer.evaluate([(x, y)])",
     "Trainer": "write Trainer(model, loss_fn, strategy, example=...), and options by name; loss_fn "
@@ -112,7 +117,7 @@ def refuse_unbound(where: str, shape: Signature, args: Any, given: dict[str, Any
     for one in shape.parameters.values():
         if one.kind is one.KEYWORD_ONLY and one.default is one.empty and one.name not in given:
             call = f"write {called(where)}(..., {one.name}=...)"
-            fix = EXAMPLE if one.name == "example" else call
+            fix = EXAMPLES.get(where, EXAMPLE) if one.name == "example" else call
             raise InputError.of(where, f"{one.name}= is missing", fix)
     try:
         shape.bind(*args, **given)
@@ -138,8 +143,16 @@ def refuse_wrong_model(model: Any, loss_fn: Any) -> None:
         swapped = "they are exchanged: " * isinstance(loss_fn, torch.nn.Module)
         raise no("model", model, f"{swapped}give the model first, and then loss_fn")
     refuse_wrapped(model)
+    if isinstance(loss_fn, Strategy | Mapping | list | tuple | str):
+        what = (
+            f"it is of type {type(loss_fn).__name__}, as a strategy: loss_fn seems to be left out"
+        )
+        fix = (
+            f"write Trainer(model, loss_fn, strategy, ...): loss_fn comes second, and is {OWN_LOSS}"
+        )
+        raise InputError.of("loss_fn", what, fix)
     if loss_fn is not None and not callable(loss_fn):
-        raise no("loss_fn", loss_fn, "give a function of the model's output and the batch's last")
+        raise no("loss_fn", loss_fn, f"give a function of (output, labels), or {OWN_LOSS}")
 
 
 def refuse_class(name: str, given: Any, arguments: str) -> None:
