@@ -354,3 +354,10 @@ class PeerLost(RunError):
         super().__init__(device, instruction, reason)
         self.args = (device, instruction, reason, culprit)
         self.culprit = culprit
+
+    def __str__(self) -> str:
+        if self.culprit is None:
+            return super().__str__()
+        at = " ".join(self.instruction.split())
+        first = f"device {self.device} waited in vain for device {self.culprit}, at {at}"
+        return f"{first}\n  {self.reason}"

@@ -29,8 +29,8 @@ LAUNCHERS = {
     ],
 }  # fmt: skip
 BLAMED = re.compile(r"^piper: device (\d+) (?:failed|held up|reached)", re.MULTILINE)
-MISSED = "does not answer|waits for nobody|has made no Trainer"
-NAMED = rf"stopped at.*\n.*device (\d+) (?:{MISSED})"
+MISSED = "does not answer|waits for no other device|has made no Trainer"
+NAMED = rf"(?:stopped|in vain).*at .*\n.*device (\d+) (?:{MISSED})"
 
 
 @dataclass(frozen=True, slots=True)

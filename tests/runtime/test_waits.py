@@ -53,7 +53,7 @@ def test_a_device_that_does_not_answer_is_named(
 
     assert error.culprit == 2
     assert str(error) == (
-        "device 0 stopped at run PP0:B@0\n"
+        "device 0 waited in vain for device 2, at run PP0:B@0\n"
         "  device 2 does not answer: it ended or was stopped, or its host is down\n"
         "  device 0 has waited 0 s for device 1: recv h0 from 1 on pp, for PP0:B@0\n"
         "  device 1 has waited 9 s for device 2: recv h1 from 2 on pp, for PP1:B@0"
@@ -71,7 +71,10 @@ def test_a_device_that_works_by_itself_is_named(
         error = lost(0, "the start of step", "Timed out waiting")
 
     assert error.culprit == 1
-    assert "device 1 waits for nobody, and has been at train.py:7 (load) for 5 s" in str(error)
+    assert str(error).startswith(
+        "device 0 waited in vain for device 1, at the start of step\n"
+        "  device 1 waits for no other device: it has been at train.py:7 (load) for 5 s\n"
+    )
 
 
 def test_a_peer_that_is_gone_at_once_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,4 +165,4 @@ def lines(found: Mapping[int, Status], culprit: int | None, world: int) -> Itera
             yield f"device {device} has waited {status.seconds:.0f} s for {whom}: {status.what}"
         else:
             since = f"{status.what} for {status.seconds:.0f} s"
-            yield f"device {device} waits for nobody, and has been {since}"
+            yield f"device {device} waits for no other device: it has been {since}"
