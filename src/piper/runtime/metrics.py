@@ -27,7 +27,7 @@ class Slowest:
     """The device that the others wait for, step after step, and where it loses its time.
 
     >>> print(Slowest(1, 0.045, 0.03, "PP0:F", 0.0142))
-    device 1 works 45.0 ms of each step, the others 30.0 ms: 14.2 ms more in PP0:F
+    device 1 works 45.0 ms of each step, the others 30.0 ms: 15.0 ms more, of which 14.2 ms in PP0:F
     """
 
     device: int
@@ -37,13 +37,19 @@ class Slowest:
     lost: float = 0.0  # seconds there
 
     def __str__(self) -> str:
-        own, others = (f"{1e3 * one:.1f} ms" for one in (self.seconds, self.others))
+        own, others, lost = map(milliseconds, (self.seconds, self.others, self.lost))
+        more = milliseconds(self.seconds - self.others)
         text = f"device {self.device} works {own} of each step, the others {others}"
-        return f"{text}: {1e3 * self.lost:.1f} ms more {self.place}" if self.where else text
+        part = "" if lost == more else f", of which {lost}"
+        return f"{text}: {more} more{part} {self.place}" if self.where else text
 
     @property
     def place(self) -> str:
         return self.where if self.where == BETWEEN else f"in {self.where}"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"
 
 
 BETWEEN = "between steps"

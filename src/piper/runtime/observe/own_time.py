@@ -122,9 +122,9 @@ def doing(one: Instruction) -> str:
         case Run():
             return f"{one.region}:{one.phase}"
         case Send():
-            return f"messages to device {one.peer}"
+            return f"handling messages to device {one.peer}"
         case Recv():
-            return f"messages from device {one.peer}"
+            return f"handling messages from device {one.peer}"
         case Total():
             return "the sum of the loss over devices"
     return title(one)
