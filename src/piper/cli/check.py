@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Console
 from piper.cli.numerics_report import numerics_report
 from piper.cli.passed_on import add_command, refuse_arguments
 from piper.cli.target import Target, inspect, strategy_of
+from piper.cli.terminal import show_text, window_of
 from piper.cli.usage import gibibytes
 from piper.errors import Refused
 from piper.names import amount
@@ -80,7 +82,7 @@ def check(
         if numerics:
             compared(inspected, proof, room, steps or 3, seed or 0, every, as_json)
         else:
-            print(proved_text(proof, room) if as_json else proof)
+            show_proof(proof, room, as_json)
     except Refused as refused:
         if as_json:
             where = getattr(refused, "where", "")
@@ -123,6 +125,14 @@ class Room:
         return f"fits: device {self.device} needs {needed} of {limit}"
 
 
+def show_proof(proof: Proof, room: Room | None = None, as_json: bool = False) -> None:
+    if as_json:
+        print(proved_text(proof, room))
+    else:
+        show_text(str(proof), window_of(None, None))
+    sys.stdout.flush()
+
+
 def proved_text(proof: Proof, room: Room | None, ok: bool = True, **found: object) -> str:
     """In JSON."""
     memory = {} if room is None else {"memory": asdict(room)}
@@ -136,7 +146,7 @@ def compared(
     from piper.job.numerics import compare
 
     if not as_json:
-        print(proof, flush=True)
+        show_proof(proof)
     with Console(stderr=True).status(f"training {amount(steps, 'step')} with Piper and without"):
         found = compare(
             inspected.job, inspected.example, inspected.captured, inspected.compiled, steps, seed
