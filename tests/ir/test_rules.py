@@ -303,7 +303,7 @@ SMALLEST_BAD: dict[Rule, tuple[Callable[[], Dag], str]] = {
     ),
     rules.orders_name_all_microbatches_or_none: (
         lambda: before(placed(microbatches=2), "PP0:F@0", "PP0:B@1"),
-        "the order names PP0 F for 1 of its microbatches, but not PP0:F@1\n"
+        "the order (directive 1 of 1) names PP0 F for 1 of its microbatches, but not PP0:F@1\n"
         "  fix: add slots for PP0:F@1, or leave PP0 F out of the order",
     ),
     rules.buffers_that_change_are_on_one_device: (

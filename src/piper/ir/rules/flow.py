@@ -8,10 +8,14 @@ from itertools import chain
 from piper.errors import BUG, Problem
 from piper.ir.cycles import DATA_FLOW, cycle
 from piper.ir.dag import Dag
+from piper.ir.maker import Maker
+from piper.ir.naming import node_id
 from piper.ir.nodes import Collective, Compute, Fetch, Node, Totals, Transfer, Update
 from piper.ir.rules.neighbours import show
 from piper.ir.values import PER_DEVICE, Role
-from piper.names import BW, B, NodeId, Phase, RegionId, ValueId
+from piper.names import BW, B, NodeId, Phase, ValueId
+
+Pass = tuple[tuple[tuple[str, int], ...], int, Phase]  # of a region: its tags and its run
 
 
 def every_read_has_a_writer(dag: Dag) -> Iterator[Problem]:
@@ -111,22 +115,34 @@ def is_per_device(dag: Dag, value: ValueId) -> bool:
 
 
 def orders_name_all_microbatches_or_none(dag: Dag) -> Iterator[Problem]:
-    """An order that leaves out one microbatch of a pass is probably a mistake."""
-    named: dict[tuple[RegionId, Phase], set[NodeId]] = {}
+    """An order that leaves out one microbatch of a pass is probably a mistake.
+
+    Microbatches of different sizes have regions of their own, with the same tags.
+    """
+    passes = passes_of(dag)
+    named: dict[Pass, set[NodeId]] = {}
+    makers: dict[Pass, set[Maker]] = {}
     orders = [one for one in dag.precedences if one.maker.is_order and not one.partial]
-    for name in dict.fromkeys(chain.from_iterable((*one.before, *one.after) for one in orders)):
-        named.setdefault(pass_of(dag, name), set()).add(name)
-    missing: dict[tuple[RegionId, Phase], list[NodeId]] = {}
-    for node in dag.computes:
-        one = node.region, node.phase
-        if one in named and node.id not in named[one]:
-            missing.setdefault(one, []).append(node.id)
-    for (region, phase), nodes in missing.items():
-        count, others = len(named[region, phase]), listed(nodes)
-        yield Problem(
-            f"the order names {region} {phase} for {count} of its microbatches, but not {others}",
-            f"add slots for {others}, or leave {region} {phase} out of the order",
-        )
+    for order in orders:
+        for name in (*order.before, *order.after):
+            one = passes[name]
+            named.setdefault(one, set()).add(name)
+            makers.setdefault(one, set()).add(order.maker)
+    each: dict[Pass, list[Compute]] = {}
+    for node in dag.computes if named else ():
+        if (one := passes[node.id]) in named:
+            each.setdefault(one, []).append(node)
+    for one, nodes in each.items():
+        region = min((node.region for node in nodes), key=len)
+        left_out = [node for node in nodes if node.id not in named[one]]
+        if left_out:
+            what, maker = f"{region} {one[-1]}", min(makers[one], key=lambda m: m.directive)
+            others = listed([node_id(region, node.phase, node.microbatch) for node in left_out])
+            yield Problem(
+                f"the {maker} names {what} for {len(named[one])} of its microbatches, but not "
+                f"{others}",
+                f"add slots for {others}, or leave {what} out of the order",
+            )
 
 
 def listed(nodes: Sequence[NodeId]) -> str:
@@ -138,7 +154,6 @@ def listed(nodes: Sequence[NodeId]) -> str:
     return ", ".join(nodes[: 2 if more else 3]) + more
 
 
-def pass_of(dag: Dag, node: NodeId) -> tuple[RegionId, Phase]:
-    found = dag.nodes[node]
-    assert isinstance(found, Compute)
-    return found.region, found.phase
+def passes_of(dag: Dag) -> dict[NodeId, Pass]:
+    regions = {one.id: (one.tags, one.run) for one in dag.model.regions}
+    return {node.id: (*regions[node.region], node.phase) for node in dag.computes}
