@@ -7,9 +7,12 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+import torch
 from synthetic import chain
 
+from piper import rehearse
 from piper.directives import Directive, Order, Place, Split, apply
+from piper.directives.crossing_orders import warn_crossing
 from piper.directives.order import Ahead
 from piper.errors import DirectiveError, PassError
 from piper.ir.dag import Dag
@@ -87,8 +90,10 @@ def test_a_list_that_contradicts_the_dataflow_between_devices_is_not_silent(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     slots, early, late = CROSSING[name]
+    warn_crossing.cache_clear()
 
-    ordered(chain(3), [0, 1, 2], Order(slots))
+    for _ in range(2):  # it is said once
+        ordered(chain(3), [0, 1, 2], Order(slots))
 
     assert caplog.messages == [
         f"order (directive 5 of 5) lists {early} before {late}, which it needs from another "
@@ -346,8 +351,24 @@ def test_an_order_that_leaves_out_a_microbatch_is_refused() -> None:
         compile_strategy(chain(1), [*places(0), Split("MB", 3), order])
 
     assert str(refused.value) == (
-        "strategy: the order names PP0 B for 2 of its microbatches, but not PP0:B@2\n"
+        "strategy: the order (directive 3 of 3) names PP0 B for 2 of its microbatches, but not "
+        "PP0:B@2\n"
         "  fix: add slots for PP0:B@2, or leave PP0 B out of the order"
+    )
+
+
+def test_microbatches_of_other_sizes_count_among_those_that_an_order_names() -> None:
+    """Each size has regions of its own."""
+    x, layer = torch.ones(4, 2), torch.nn.Linear(2, 2)
+    place, split = Place(where(), [0]), Split("MB", 3)
+    slots = [where(MB=k, PASS=which) for which in "FB" for k in range(3)]
+
+    with pytest.raises(PassError) as refused:
+        mse = torch.nn.functional.mse_loss
+        rehearse(layer, mse, [place, split, Order(slots[1:])], [(x, x)])
+
+    assert str(refused.value).startswith(
+        "strategy: the order (directive 3 of 3) names all F for 2 of its microbatches, but not "
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from piper.ir.dag import Dag
 from piper.ir.graph import Topology
@@ -31,12 +32,17 @@ def note_crossings(
         for early, late in crossings(graph, slots):
             if lane[early] == lane[late]:  # a cycle, which is an error
                 continue
-            LOG.warning(
-                "%s lists %s before %s, which it needs from another device. An order of passes "
-                "holds on each device by itself: %s runs first",
-                name, early, late, late,
-            )  # fmt: skip
+            warn_crossing(
+                f"{name} lists {early} before {late}, which it needs from another device. An order "
+                f"of passes holds on each device by itself: {late} runs first"
+            )
             break
+
+
+@lru_cache(maxsize=64)
+def warn_crossing(line: str) -> None:
+    """Once: a strategy is applied several times, to compare what may be chosen."""
+    LOG.warning("%s", line)
 
 
 def lanes_of(slots: Slots, lane_of: dict[tuple[int, ...], int]) -> set[int]:
