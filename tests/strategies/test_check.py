@@ -18,7 +18,7 @@ REFUSED = {
         (
             table("0F0 0B0", "", "1F0 1B0"),
             "rank 1 runs nothing",
-            "give it a stage, or remove its row",
+            "give it a stage, or leave it out",
         ),
     ],
     "every_number_starts_at_zero": [
@@ -32,19 +32,19 @@ REFUSED = {
         (
             table("0F0 0B0", "2F0 2B0"),
             "no rank runs stage 1",
-            "add its actions, or number the stages from 0 without gaps",
+            "add its passes, or number the stages from 0 without gaps",
         ),
     ],
     "every_stage_has_one_rank": [
         (
             table("0F0 0F1 0B0", "1F0 1F1 0B1 1B0 1B1"),
             "stage 0 is on rank 0, but 0B1 on rank 1",
-            "move 0B1 to the row of rank 0",
+            "move 0B1 to rank 0",
         ),
         (
             table("0F0 0F1 0F2 0F3 0F4", "0B0 0B1 0B2 0B3"),
             "stage 0 is on rank 0, but 0B0, 0B1, 0B2 and 1 more on rank 1",
-            "move 0B0, 0B1, 0B2 and 1 more to the row of rank 0",
+            "move 0B0, 0B1, 0B2 and 1 more to rank 0",
         ),
     ],
     "every_action_runs_once": [
@@ -83,17 +83,17 @@ REFUSED = {
     "rows_agree_with_the_dataflow": [
         (
             table("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"),
-            "these actions wait for each other\n"
-            "      0B0 -> 0F1   row of rank 0\n"
+            "these passes wait for each other\n"
+            "      0B0 -> 0F1   order of rank 0\n"
             "      0F1 -> 1F1   data flow\n"
-            "      1F1 -> 1B0   row of rank 1\n"
+            "      1F1 -> 1B0   order of rank 1\n"
             "      1B0 -> 0B0   data flow",
             "run 0F1 before 0B0 on rank 0, or 1B0 before 1F1 on rank 1",
         ),
         (
             table("2F0 0F0 0B0 2B0", "1F0 1I0 1W0"),
-            "these actions wait for each other\n"
-            "      2F0 -> 0F0   row of rank 0\n"
+            "these passes wait for each other\n"
+            "      2F0 -> 0F0   order of rank 0\n"
             "      0F0 -> 1F0   data flow\n"
             "      1F0 -> 2F0   data flow",
             "run 0F0 before 2F0 on rank 0",
@@ -177,10 +177,10 @@ def test_a_ring_is_drawn_without_the_steps_inside_a_row() -> None:
         check(Table((*rows, greedy)))
 
     assert str(refused.value) == (
-        "schedule: these actions wait for each other\n"
-        "      2B0 -> 2F2   row of rank 2\n"
+        "schedule: these passes wait for each other\n"
+        "      2B0 -> 2F2   order of rank 2\n"
         "      2F2 -> 3F2   data flow\n"
-        "      3F2 -> 3B0   row of rank 3\n"
+        "      3F2 -> 3B0   order of rank 3\n"
         "      3B0 -> 2B0   data flow\n"
         "  fix: run 2F2 before 2B0 on rank 2, or 3B0 before 3F2 on rank 3"
     )

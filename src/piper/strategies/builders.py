@@ -267,7 +267,7 @@ def problems_of_orders() -> Iterator[None]:
             raise
         first, *others = error.problems
         where = 'where(PP=0, MB=0, PASS="F")'
-        fix = f"{first.fix} (0F0 means {where}, and rank 0 has the first list)"
+        fix = f"{first.fix} (0F0 means {where}, and rank 0 is the device of the first order)"
         raise StrategyError("orders", Problem(first.what, fix), *others) from None
 
 

@@ -33,7 +33,7 @@ def every_rank_has_work(table: Table) -> Iterator[Problem]:
         yield Problem("the table has no rows", "write one row per rank, such as 0F0,0B0")
     for rank, row in enumerate(table.rows):
         if not any(row):
-            yield Problem(f"rank {rank} runs nothing", "give it a stage, or remove its row")
+            yield Problem(f"rank {rank} runs nothing", "give it a stage, or leave it out")
 
 
 def every_number_starts_at_zero(table: Table) -> Iterator[Problem]:
@@ -44,7 +44,7 @@ def every_number_starts_at_zero(table: Table) -> Iterator[Problem]:
 
 def every_stage_is_there(table: Table) -> Iterator[Problem]:
     for stage in missing(ranks_of(table), table.stages):
-        fix = "add its actions, or number the stages from 0 without gaps"
+        fix = "add its passes, or number the stages from 0 without gaps"
         yield Problem(f"no rank runs stage {stage}", fix)
 
 
@@ -59,7 +59,7 @@ def every_stage_has_one_rank(table: Table) -> Iterator[Problem]:
         for rank, actions in by_rank.items():
             if rank != home:
                 what = f"stage {stage} is on rank {home}, but {listed(actions)} on rank {rank}"
-                yield Problem(what, f"move {listed(actions)} to the row of rank {home}")
+                yield Problem(what, f"move {listed(actions)} to rank {home}")
 
 
 def every_action_runs_once(table: Table) -> Iterator[Problem]:

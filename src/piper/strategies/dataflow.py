@@ -20,7 +20,7 @@ class Wait:
     rank: int | None = None  # the rank whose row orders them; None if data flows between them
 
     def __str__(self) -> str:
-        why = "data flow" if self.rank is None else f"row of rank {self.rank}"
+        why = "data flow" if self.rank is None else f"order of rank {self.rank}"
         return f"{self.before} -> {self.after}   {why}"
 
 
@@ -106,4 +106,4 @@ def cycle(table: Table, stuck: list[list[Action]]) -> list[Wait]:
 def drawn(waits: list[Wait]) -> Problem:
     lines = "".join(f"\n      {wait}" for wait in waits)
     turns = [f"{w.after} before {w.before} on rank {w.rank}" for w in waits if w.rank is not None]
-    return Problem(f"these actions wait for each other{lines}", f"run {', or '.join(turns[:2])}")
+    return Problem(f"these passes wait for each other{lines}", f"run {', or '.join(turns[:2])}")
