@@ -35,8 +35,8 @@ def make_reproducible(traced: Traced) -> None:
             raise refusals.random_operation(node)
     if apart:
         LOG.info(
-            "dropout in %s: its weights are computed as tensors, which need memory for every pair "
-            "of tokens; set the dropout of attention to 0 to avoid it",
+            "dropout in %s: attention probabilities are computed as tensors, which need memory for "
+            "every pair of tokens; set the dropout of attention to 0 to avoid it",
             amount(apart, "attention"),
         )
 
