@@ -62,6 +62,7 @@ class OwnParallel(nn.DataParallel[nn.Linear]):
         ),
         ({"optimizer": None}, "optimizer: it is None", ADAMW),
         ({"optimizer": lambda: MADE}, "optimizer: it cannot be called with parameters", ADAMW),
+        ({"optimizer": torch.optim.Muon}, "Muon only supports 2D parameters", "as AdamW does"),
         ({"lr_scheduler": StepLR(MADE, 3)}, "it is of type StepLR, already made", STEP),
         ({"lr_scheduler": StepLR}, "lr_scheduler: it cannot be called with an optimizer", NUMBERED),
         ({"max_nrom": 1.0}, "Trainer: it has no option max_nrom", "write max_norm=..."),

@@ -54,10 +54,10 @@ def make_checked(make: MakeOptimizer, named: Named) -> torch.optim.Optimizer:
             "(name, parameter) pairs",
         ) from error
     except ValueError as error:
-        none = chose_none(error, named)
-        if none is None:
+        known = chose_none(error, named) or only_matrices(error)
+        if known is None:
             raise
-        raise none from error
+        raise known from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise refused(
             f"it made {type(optimizer).__name__}, which is not a torch.optim.Optimizer",
@@ -80,6 +80,17 @@ def chose_none(error: Exception, named: Named) -> StrategyError | None:
         f"it got {names_text(named)} and chose none of them: it is called once for each bucket of "
         "parameters",
         "freeze what must not be trained with requires_grad_(False)",
+    )
+
+
+def only_matrices(error: Exception) -> StrategyError | None:
+    """torch's Muon takes no biases or norms."""
+    if "2D parameters" not in str(error):
+        return None
+    return refused(
+        f"it cannot take all parameters: {error}",
+        "a bucket of parameters has one optimizer: write a class of your own that updates matrices "
+        "as this one does, and the others as AdamW does, and keeps its state in self.state[p]",
     )
 
 
