@@ -151,3 +151,19 @@ def test_links_and_cores_are_measured(monkeypatch) -> None:
     assert 1e-6 < found.latency < 0.1
     assert 0 < found.post < 0.1 and 0 < found.wire < 1e-6
     assert 0.2 < found.cores < PROCESSES + 1
+
+
+@pytest.mark.parametrize("given, wanted", [(None, 1), ("2", 2)])
+def test_regions_have_the_threads_of_a_process_of_the_run(monkeypatch, given, wanted) -> None:
+    """Of several, each has one: threads that share cores with others would wait for each other."""
+    monkeypatch.delenv("OMP_NUM_THREADS") if given is None else monkeypatch.setenv(
+        "OMP_NUM_THREADS", given
+    )
+    before = torch.get_num_threads()
+
+    with profiling.threads_of_a_run(BUILDERS["1f1b"](pp=2, microbatches=4)):
+        inside = torch.get_num_threads()
+    with profiling.threads_of_a_run(BUILDERS["1f1b"](pp=1, microbatches=4)):
+        alone = torch.get_num_threads()
+
+    assert (inside, alone, torch.get_num_threads()) == (wanted, before, before)

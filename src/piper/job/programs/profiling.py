@@ -8,9 +8,12 @@ import os
 import statistics
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from piper.costs import Costs
 from piper.costs.devices import DEVICES, costs_of_device
@@ -50,7 +53,8 @@ def profile(job: Job, example: Batch) -> Costs:
     regions share a measurement. Regions under `Remat` are recomputed here, too. Other processes
     measure links and cores. Links of GPUs come from their data sheet.
     """
-    seen = [row for halves in (False, True) for row in measured(job, example, halves)]
+    with threads_of_a_run(job.strategy):
+        seen = [row for halves in (False, True) for row in measured(job, example, halves)]
     model = job.capture_whole(example).model_with(policies_of(job.strategy))
     dag = apply(recomputed(job.strategy), training_dag(model))
     model, mode = dag.model, mode_of(job.options.compiled)
@@ -63,6 +67,19 @@ def profile(job: Job, example: Batch) -> Costs:
         return replace(known, figures=figures, mode=mode, **found)
     idle = [seconds for one, seconds, _ in seen if isinstance(one, Load | Free)]
     return replace(machine(), figures=figures, mode=mode, **rest, each=statistics.median(idle))
+
+
+@contextmanager
+def threads_of_a_run(strategy: Strategy) -> Iterator[None]:
+    """Of several processes, each has one thread, unless the environment says something else. Where
+    others use the cores, more of them would wait for each other, and measure that."""
+    before = torch.get_num_threads()
+    if len(strategy.devices) > 1:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def measured(job: Job, example: Batch, halves: bool) -> Timed:
