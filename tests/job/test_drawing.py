@@ -15,11 +15,11 @@ from piper.strategies.timing import strategy_rows
 from piper.view.schedule_grid import grid
 
 PLAIN = [name for name in BUILDERS if "dualpipe" not in name]  # the order in these slots is chosen
-EXAMPLE = torch.zeros(16, 8), torch.zeros(16, 8)
+EXAMPLE = torch.zeros(16, 512), torch.zeros(16, 512)  # large: stages have as many layers
 
 
 def net() -> nn.Module:
-    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(8)))
+    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
 
 
 @pytest.mark.parametrize("name", every(2, PLAIN))

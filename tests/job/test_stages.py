@@ -127,7 +127,7 @@ class Quadratic(nn.Module):
 
 
 def test_parameters_stay_where_they_are_for_batches_of_other_shapes() -> None:
-    short, long = (Batch.of((torch.ones(2, n, DIM), torch.ones(2, n, DIM))) for n in (2, 200))
+    short, long = (Batch.of((torch.ones(2, n, DIM), torch.ones(2, n, DIM))) for n in (2, 1000))
     strategy = BUILDERS["1f1b"](pp=2, microbatches=2)
 
     def cut(job: Job, batch: Batch) -> object:

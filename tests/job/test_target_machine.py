@@ -26,7 +26,7 @@ from piper.job.job import Job
 from piper.job.options import Options
 from piper.strategies import one_f_one_b
 
-LAYERS, WIDTH = 6, 256
+LAYERS, WIDTH = 6, 1024
 PIPELINE = one_f_one_b(pp=2, microbatches=2)
 
 
