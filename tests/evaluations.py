@@ -164,7 +164,7 @@ def evaluate_on(_: int) -> Any:
     labels = trainer.gather({"labels": halves[1][1], "replica": trainer.replica})
     weights = trainer.state_dict()
     trainer.close()
-    return found.loss, found.samples, labels, outputs, weights
+    return found.loss, (found.samples, found.batches), labels, outputs, weights
 
 
 def evaluate_unequally(rank: int, fewer: int) -> str:

@@ -13,7 +13,7 @@ def test_processes_evaluate_their_replicas_together() -> None:
 
     losses = {loss for loss, *_ in results}
     *_, gathered, outputs, weights = results[0]
-    assert len(losses) == 1 and {samples for _, samples, *_ in results} == {22}
+    assert len(losses) == 1 and {counts for _, counts, *_ in results} == {(22, 6)}
     assert all(one is other is None for *_, one, other, _ in results[1:])
     model = Blocks().double()
     model.load_state_dict(weights)

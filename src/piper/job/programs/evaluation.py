@@ -44,8 +44,8 @@ class Evaluation:
     """The loss of all batches, and what it took."""
 
     loss: float
-    batches: int  # of each replica
-    samples: int  # of all replicas
+    batches: int  # of all replicas, as samples and tokens are
+    samples: int
     tokens: int | None  # None: the batches have no token ids
     seconds: float
 
@@ -98,7 +98,8 @@ class LossSum:
         assert self.reduction is not None
         loss = float(torch.stack(self.sums).sum()) / self.reduction.whole(self.weight)
         seconds = time.perf_counter() - self.started
-        return Evaluation(loss, len(self.sums), self.samples, self.tokens, seconds)
+        batches = len(self.sums) * self.job.replicas
+        return Evaluation(loss, batches, self.samples, self.tokens, seconds)
 
 
 def batches_of(job: Job, given: Iterable[Any], example: Batch) -> Iterator[Batch]:
