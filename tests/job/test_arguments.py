@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import StepLR
 
-from piper import Place, Trainer, where
+from piper import Place, Split, Trainer, where
 from piper.errors import CaptureError, InputError, PiperError
 from piper.job.options import ADAMW as ADAMW_BY_DEFAULT
 from piper.job.other_words import DEFAULT
@@ -128,6 +128,24 @@ def test_what_is_wrong_is_told(given: dict[str, Any], what: str, fix: str) -> No
     told, _, advice = str(error.value).partition("\n  fix: ")
     assert what in told
     assert fix in advice
+
+
+def test_a_trainer_prints_what_it_trains_and_how_far(caplog: pytest.LogCaptureFixture) -> None:
+    net = nn.Linear(3, 3)
+    net.bias.requires_grad_(False)
+    strategy = [Place(where(), [0]), Split("MB", 2)]
+
+    with (
+        caplog.at_level("INFO", "piper"),
+        Trainer(net, functional.mse_loss, strategy, example=(X, X), device="cpu") as found,
+    ):
+        found.step(X, X)
+
+        assert repr(found) == (
+            "Trainer of Linear (12 parameters, 9 of them trained): 1 device, 1 replica, "
+            "2 microbatches, 1 step done; strategy of Place, Split"
+        )
+    assert "9 of 12 parameters are trained (75 %), the others are frozen" in caplog.messages
 
 
 def test_the_default_that_errors_name_is_the_default() -> None:

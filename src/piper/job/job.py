@@ -324,7 +324,7 @@ class Job:
             refuse_optimizer(self.options, self.model, captured.model)
             self.cut.append(with_stages(self.strategy, compiled.program))
             given = self.memory, self.reduction(captured.form)
-            for line in first_lines(self.strategy, captured, compiled, *given):
+            for line in first_lines(self.model, self.strategy, captured, compiled, *given):
                 LOG.info("%s", line)
         for line in accumulation_lines(captured, self.microbatches, self.replicas):
             self.trials.warn_once(line)

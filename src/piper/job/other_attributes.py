@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from piper.errors import InputError, NoAttribute, did_you_mean, nearest
 from piper.job.arguments import OF_CALLS, names_options
+from piper.job.first_lines import trained_parameters
+from piper.job.job import Job
+from piper.names import amount
 
 STEP = "leave it out: trainer.step includes zero_grad, the backward and the optimizer's step"
 SCHEDULE = "leave it out: trainer.step includes it, after the optimizer; metrics.lr is the rate"
@@ -130,6 +133,10 @@ class OtherAttributes:
             if isfunction(one) and name in OF_CALLS and not hasattr(one, "__wrapped__"):
                 setattr(cls, name, names_options(one))
 
+    def __repr__(self) -> str:
+        programs = vars(self).get("_programs")  # None: it was not made completely
+        return object.__repr__(self) if programs is None else trainer_text(self, programs.job)
+
     if not TYPE_CHECKING:  # a type checker would allow any name
 
         def __getattr__(self, name: str) -> Any:
@@ -144,6 +151,19 @@ class OtherAttributes:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             raise InputError.of("trainer", "it is not a function", FIXES["forward"])
+
+
+def trainer_text(trainer: Any, job: Job) -> str:
+    """What is trained, on what, and how far."""
+    trained, known = trained_parameters(job.model)
+    some = f", {trained:,} of them trained" if trained < known else ""
+    directives = ", ".join(dict.fromkeys(type(one).__name__ for one in job.strategy))
+    return (
+        f"{type(trainer).__name__} of {type(job.model).__name__} ({known:,} parameters{some}): "
+        f"{amount(len(job.strategy.devices), 'device')}, {amount(job.replicas, 'replica')}, "
+        f"{amount(job.microbatches, 'microbatch', 'microbatches')}, "
+        f"{amount(trainer.steps, 'step')} done; strategy of {directives}"
+    )
 
 
 def missing(trainer: Any, name: str) -> AttributeError:
