@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -110,3 +111,47 @@ def test_each_microbatch_decides_for_its_rows_and_that_is_said(
 
     torch.testing.assert_close(found, wanted)
     assert "pad all rows at the same side" in caplog.text
+
+
+class Biased(nn.Module):
+    """Attention that is weaker for tokens further away, as a mask of numbers says."""
+
+    table: Tensor
+
+    def __init__(self, many: int = 0, hooked: bool = False, norm_first: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(
+            8, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first
+        )
+        self.embedding = nn.Embedding(12, 8)
+        self.layer = nn.TransformerEncoder(layer, many) if many else layer
+        if hooked:
+            layer.linear1.register_forward_hook(lambda *given: None)
+        self.last = nn.Linear(8, 3)
+        apart = (torch.arange(6)[:, None] - torch.arange(6)).abs()
+        self.register_buffer("table", -0.5 * apart)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.layer(self.embedding(x), self.table)).sum(1)
+        return result
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"many": 2}, {"hooked": True}, {"norm_first": True}], ids=str
+)
+def test_masks_of_numbers_evaluate_as_in_plain_pytorch(given: dict[str, Any]) -> None:
+    """Without gradients, torch takes them for masks of bools."""
+    x, y = batches("right")[0]
+    strategy = [Place(where(), [0]), Split("MB", 2)]
+    example: dict[str, Any] = {"example": (x, y), "optimizer": SGD, "device": "cpu"}
+    with Trainer(Biased(**given), F.cross_entropy, strategy, **example) as one:
+        found = one.predict(x)
+        trained = one.step(x, y).loss
+    plain = Biased(**given)
+    with torch.no_grad():
+        wanted = plain.eval()(x)
+
+    torch.testing.assert_close(found, wanted)
+    assert trained == pytest.approx(F.cross_entropy(plain.train()(x), y).item())

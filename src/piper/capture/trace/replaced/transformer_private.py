@@ -16,7 +16,7 @@ LOG = logging.getLogger("piper")
 @contextmanager
 def transformers_as_in_eager() -> Iterator[None]:
     """While this is open, they compute what they compute outside of a trace."""
-    with masks_as_given(), padding_left_out():
+    with masks_as_given(), padding_left_out(), masks_as_bools():
         yield
 
 
@@ -73,10 +73,12 @@ def makes_nested(encoder: Any, src: Tensor) -> bool:
     first = encoder.layers[0]
     wanted = getattr(encoder, "use_nested_tensor", False) and not first.training
     wanted = wanted and torch.backends.mha.get_fastpath_enabled() and src.dim() == 3
-    graded = torch.is_grad_enabled() and any(
-        one.requires_grad for one in (src, *first.parameters())
-    )
-    return wanted and not graded and not torch.is_autocast_enabled()
+    return wanted and not has_gradients(first, src) and not torch.is_autocast_enabled()
+
+
+def has_gradients(layer: nn.Module, src: Tensor) -> bool:
+    given = (src, *layer.parameters())
+    return torch.is_grad_enabled() and any(one.requires_grad for one in given)
 
 
 def left_out(padding: Tensor, checked: bool) -> Tensor:
@@ -95,3 +97,45 @@ def say_who_decides() -> None:
         "microbatch have theirs at the end (plain PyTorch: all rows of the batch); pad all rows at "
         "the same side, or set enable_nested_tensor=False"
     )
+
+
+@contextmanager
+def masks_as_bools() -> Iterator[None]:
+    """A layer that has no gradients runs in one kernel, for which a number in a mask is only true
+    or false: it leaves out all that is not 0."""
+    kind: Any = nn.TransformerEncoderLayer
+    original = kind.forward
+
+    def forward(
+        self: Any,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Any:
+        masks = [src_mask, src_key_padding_mask]
+        if is_one_kernel(self, src):
+            masks = [one if one is None or one.dtype == torch.bool else one != 0 for one in masks]
+        return original(self, src, *masks, is_causal)
+
+    kind.forward = forward
+    try:
+        yield
+    finally:
+        kind.forward = original
+
+
+def is_one_kernel(layer: Any, src: Tensor) -> bool:
+    attention = layer.self_attn
+    wanted = torch.backends.mha.get_fastpath_enabled() and src.dim() == 3 and not layer.training
+    wanted = wanted and attention.batch_first and attention._qkv_same_embed_dim
+    wanted = wanted and attention.in_proj_bias is not None and attention.num_heads % 2 == 0
+    wanted = wanted and bool(layer.activation_relu_or_gelu) and layer.norm1.eps == layer.norm2.eps
+    wanted = wanted and not torch.is_autocast_enabled() and not has_gradients(layer, src)
+    return wanted and not any(map(has_hooks, layer.modules()))
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Of the user: a trace has its own."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not str(one.__module__).startswith("piper.") for one in hooks)
