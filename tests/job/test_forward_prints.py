@@ -52,11 +52,17 @@ def test_each_line_is_shown_once_and_named_in_the_log(
         trainer.step(X, Y)
         trainer.evaluate([(X, Y)])
 
-    first, *others = capsys.readouterr().out.splitlines()
-    assert first.startswith("mean ") and others == ["made of parts.", "layer 0", "a loss"]
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == ["mean ?", "made of parts.", "layer 0", "a loss"]
     said = [line for line in caplog.messages if " prints: before the first step, " in line]
     assert len(said) == 4 and all(line.startswith("test_forward_prints.py:") for line in said)
     assert sys.stdout is before
+
+
+def test_a_rehearsal_shows_each_line_once(capsys: pytest.CaptureFixture[str]) -> None:
+    piper.rehearse(Printing(), loss, gpipe(pp=1, microbatches=2), [(X, Y)])
+
+    assert capsys.readouterr().out.count("mean ") == 1
 
 
 def test_what_the_script_prints_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -181,17 +181,17 @@ class Job:
 
     def batch(self, example: Batch, given: tuple[Any, ...], named: dict[str, Any]) -> Batch:
         """The batch of a step, called with these arguments."""
-        found = batch_of(self.model, self.loss_fn, example, given, named)
-        return self.whole_inputs.marked(found)
+        return self.whole_inputs.marked(batch_of(self.model, self.loss_fn, example, given, named))
 
     def inputs_only(self, example: Batch, given: tuple[Any, ...], named: dict[str, Any]) -> Batch:
         """What a model is called with, without labels for a loss function."""
         return self.whole_inputs.marked(inputs_of(self.model, self.loss_fn, example, given, named))
 
+    @prints_shown_once()
     def judged(self, batch: Batch, parts: int) -> Batch:
         """The batch, with what microbatches share found out if it is cut into several parts."""
-        types = self.device.type, self.precision
-        found = self.whole_inputs.found(self.converted(batch), parts, *types)
+        given = self.converted(batch), parts, self.device.type, self.precision
+        found = self.whole_inputs.found(*given)
         return replace(batch, whole=found.whole)
 
     def failing_on_parts(self, whole: Batch, part: Batch) -> AbstractContextManager[None]:

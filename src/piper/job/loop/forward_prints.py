@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ from piper.launcher.script_errors import PIPER
 LOG = logging.getLogger("piper")
 SHOWN = (
     "%s prints: before the first step, Piper runs the forward and the loss a few times on values "
-    "and numbers of rows that it makes up, and shows only the first of these lines; captured steps "
-    "print nothing. For values in training, print what trainer.step or trainer.predict returns"
+    "and numbers of rows that it makes up (? is a value that it leaves open), and shows only the "
+    "first of these lines; captured steps print nothing. For values in training, print what "
+    "trainer.step or trainer.predict returns"
 )
+OPEN = re.compile(r"\bzuf\d+\b")  # torch's name of a number that a trace does not know
 _over: set[str] = set()  # lines of code whose first output was shown
 
 
@@ -32,7 +35,7 @@ class Once:
         line = printing_line(sys._getframe(1)) if threading.get_ident() == self.thread else ""
         if line in _over:
             return len(text)
-        self.whole.write(text)
+        self.whole.write(OPEN.sub("?", text) if line else text)
         if line and text[-1:] == "\n":
             _over.add(line)
             LOG.warning(SHOWN, line)
