@@ -161,3 +161,27 @@ def test_a_later_microbatch_with_which_a_model_does_not_run_is_refused() -> None
 
     with pytest.raises(InputError, match="not with the 1 of a microbatch: ValueError"):
         rehearse(Halves(), nn.functional.cross_entropy, strategy, [(x, y)])
+
+
+class TimeFirst(nn.Module):
+    """It takes times that all rows share, and stacks what it computes for each of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, times: Tensor) -> Tensor:
+        found = [x]
+        for k in range(4):
+            found.append(found[-1] + self.layer(found[-1]) * (times[k + 1] - times[k]))
+        return torch.stack(found)
+
+
+def test_times_that_are_taken_for_rows_are_named() -> None:
+    example = torch.ones(8, 3), torch.arange(5.0), torch.ones(5, 8, 3)
+
+    with pytest.raises(InputError) as found:
+        rehearse(TimeFirst(), F.mse_loss, SPLIT, [example])
+
+    assert "If these are not the rows (times cut, x and labels not), give" in str(found.value)
+    assert str(found.value).endswith("name what all rows share: whole=[...]")

@@ -12,8 +12,9 @@ import torch
 from piper.capture.precision import Precision
 from piper.capture.trace.arguments.inputs import inputs_of
 from piper.capture.trace.arguments.outputs import joined
-from piper.errors import InputError, PiperError, first_line
+from piper.errors import InputError, PiperError, first_line, some_names
 from piper.job.batch.batch import Batch
+from piper.job.batch.input_names import input_names
 from piper.job.batch.other_sizes import OtherSizes
 
 FIX = (
@@ -43,7 +44,19 @@ class FixedRows:
             what = f"the model or its loss runs with the {whole.rows} rows of the batch, but not "
             why = f"{type(error).__name__}: {first_line(error)}"
             what += f"with the {rows} of a microbatch: {why}"
-            raise InputError.of("batch", what, FIX) from error
+            raise InputError.of("batch", what, f"{FIX}{self.other_rows(whole)}") from error
+
+    def other_rows(self, whole: Batch) -> str:
+        """Inputs that are cut may be the wrong ones, if others are not: time may come first."""
+        if not whole.whole:
+            return ""
+        names = input_names(self.model, self.loss_fn if whole.labelled else None, whole)
+        cut = some_names([name for k, name in enumerate(names) if k not in whole.whole])
+        kept = some_names([names[k] for k in sorted(whole.whole)])
+        return (
+            f". If these are not the rows ({cut} cut, {kept} not), give batches with "
+            "rows first, and name what all rows share: whole=[...]"
+        )
 
     def runs_with(self, batch: Batch) -> bool:
         loss_fn, arguments = self.loss_fn, batch.arguments
