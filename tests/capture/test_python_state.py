@@ -104,6 +104,7 @@ def test_in_every_place_and_of_every_kind(place: Place, name: str) -> None:
     refused(keeping(place, KINDS[name]))
 
 
+@one_of(2)
 @pytest.mark.parametrize("place", PLACES, ids=id_of)
 def test_a_trace_leaves_everything_as_it_was(place: Place) -> None:
     net = keeping(place, KINDS["grown"])
@@ -194,6 +195,7 @@ class CachedPerShape(Accepted):
         return x * self._mask[: x.shape[1]]
 
 
+@one_of(2)
 @pytest.mark.parametrize("make", Accepted.__subclasses__(), ids=lambda cls: cls.__name__)
 def test_what_does_not_matter_is_not_refused(make: Callable[[], Accepted]) -> None:
     torch.manual_seed(0)

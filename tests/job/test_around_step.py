@@ -173,6 +173,7 @@ class Stateful(Net):
 AGAIN = [emptied, assigned_again, zeroed_parameter, rewound]
 
 
+@one_of(2)
 @pytest.mark.parametrize("write", AGAIN, ids=lambda write: write.__name__)
 def test_values_that_are_written_again_are_warned_of(
     write: Callable[[Net], None], caplog: pytest.LogCaptureFixture
@@ -205,6 +206,7 @@ class Carrying(Stateful):
         return found
 
 
+@one_of(2)
 @pytest.mark.parametrize("write", [*AGAIN, with_another], ids=lambda write: write.__name__)
 def test_a_carried_state_that_is_reset_is_refused(write: Callable[[Net], None]) -> None:
     """Training would go on with its own, where plain PyTorch begins anew."""

@@ -76,6 +76,7 @@ def test_a_secret_write_is_an_error(write: str, held: bool) -> None:
     assert ("held" if held else "scale") in str(seen.value)
 
 
+@one_of(2)
 @pytest.mark.parametrize("end", ["close", "evaluate", "predict", "state_dict"])
 def test_the_last_step_is_not_forgotten(end: str) -> None:
     model = Scaled()

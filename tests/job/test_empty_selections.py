@@ -94,6 +94,7 @@ def test_sums_of_the_chosen_train_as_in_plain_pytorch(name: str, parts: int) -> 
     torch.testing.assert_close(trained(ALONE[name], parts), plain(ALONE[name]))
 
 
+@one_of(2)
 @pytest.mark.parametrize("parts", [2, 8])
 @pytest.mark.parametrize("name", BESIDE)
 def test_gradients_that_would_be_nan_are_refused(name: str, parts: int) -> None:

@@ -185,6 +185,7 @@ def test_a_loss_says_what_it_was_given(
     assert text.endswith(fix)
 
 
+@one_of(2)
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize(
     "labels", [Y.tolist(), Y[:, None].tolist(), tuple(Y.tolist())], ids=["list", "lists", "tuple"]

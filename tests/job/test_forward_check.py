@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -169,6 +170,7 @@ def trainer_of(net: Net) -> Trainer:
     return Trainer(net, F.mse_loss, PARTS, example=batches()[0], optimizer=SGD, device="cpu")
 
 
+@one_of(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_changes_in_the_first_steps_is_refused(way: str) -> None:
     scale, change = WAYS[way]

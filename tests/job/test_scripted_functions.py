@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from draws import one_of
 from plain_loop import plain_losses
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -63,6 +64,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(6, 6).double(), torch.randint(4, (6,))) for _ in range(4)]
 
 
+@one_of(2)
 @pytest.mark.parametrize("before", [0, 1, 3])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_they_train_as_plain_pytorch(parts: int, before: int) -> None:

@@ -141,8 +141,10 @@ def test_several_kinds_are_named_with_their_devices() -> None:
     found = compiled("a100:0,h200:1")
 
     assert [one.kind for one in map(found.costs.on, (0, 1))] == ["a100", "h200"]
-    assert stage_table(found).splitlines()[-1].startswith(
-        "time: by the data sheet of a100 and the data sheet of h200; "
+    assert (
+        stage_table(found)
+        .splitlines()[-1]
+        .startswith("time: by the data sheet of a100 and the data sheet of h200; ")
     )
     assert price(found) == price(found, [found.costs.on(device) for device in (0, 1)])
     assert Costs.from_json(found.costs.to_json()) == found.costs

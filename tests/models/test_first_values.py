@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from architectures import ARCHITECTURES, GPT2, GROUPED, Architecture
+from draws import one_of
 from torch import Tensor, nn
 
 from piper.errors import InputError
@@ -66,6 +67,7 @@ def test_a_large_model_is_not_made_twice(monkeypatch: pytest.MonkeyPatch) -> Non
         )
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     "given",
     [

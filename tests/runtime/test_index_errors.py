@@ -113,6 +113,7 @@ class Picking(nn.Module):
         return self.layer(x) + self.pick(x, rows)
 
 
+@one_of(2)
 @pytest.mark.parametrize("name", PICKS)
 def test_rows_that_another_microbatch_has_are_explained(name: str) -> None:
     """Those of the first batch were in it."""

@@ -71,6 +71,7 @@ def plainly(make: Callable[..., Any]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 
+@one_of(2)
 @pytest.mark.parametrize(
     ("strategy", "make"),
     [
