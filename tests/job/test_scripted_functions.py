@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from piper import Place, Split, Trainer, where
-from piper.errors import InputError
+from piper.errors import CaptureError, InputError
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 
@@ -43,6 +43,30 @@ def normed(x: Tensor, dims: list[int]) -> Tensor:
     if x.dim() == 2:
         x = x - x.mean(dims, keepdim=True)
     return x
+
+
+@torch.jit.script
+def gated(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        gate = x.sigmoid()
+    return x * gate
+
+
+@torch.jit.script
+def outer(x: Tensor) -> Tensor:
+    return gated(x) + 1.0
+
+
+GATES = {"itself": gated, "inside": outer}
+
+
+class Gated(nn.Module):
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self.layer, self.gate = nn.Linear(6, 4).double(), gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return GATES[self.gate](self.layer(x))
 
 
 class Net(nn.Module):
@@ -93,3 +117,11 @@ def test_what_they_are_given_is_watched() -> None:
                     FIELDS.factor += 0.25
         finally:
             FIELDS.factor = 0.5
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_modes_that_they_set_are_refused(gate: str) -> None:
+    with pytest.raises(CaptureError, match="has a `with` statement") as refused:
+        Trainer(Gated(gate), F.cross_entropy, example=batches()[0], optimizer=SGD)
+
+    assert "test_scripted_functions.py:" in str(refused.value)

@@ -61,3 +61,11 @@ def tensor_subclass(where: str) -> CaptureError:
         "a tensor of a class of its own is made in the forward, which is not supported",
         "compute with plain tensors: leave out `as_subclass`, and call functions for what it does",
     )
+
+
+def with_in_script(where: str, name: str) -> CaptureError:
+    return refusal(
+        where,
+        f"{name}, a function of torch.jit.script, has a `with` statement, which a trace cannot see",
+        "remove @torch.jit.script; or write .detach() where no_grad() leaves gradients out",
+    )
