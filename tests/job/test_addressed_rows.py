@@ -67,6 +67,14 @@ class Placed(nn.Module):
         return self.last(self.table(ids).mean(1) + 0.1 * torch.arange(len(ids))[:, None])
 
 
+class Periodic(Placed):
+    """It has the period of the first microbatch, of three rows; the others have two."""
+
+    def forward(self, ids: Tensor) -> Any:
+        factor = 1 + torch.arange(len(ids)) % 3
+        return self.last(self.table(ids).mean(1) * factor[:, None])
+
+
 def made(kind: type[nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return kind().double()
@@ -101,7 +109,10 @@ def test_they_train_as_in_plain_pytorch_without_a_warning(
     assert not [one for one in caplog.records if one.levelname == "WARNING"]
 
 
-def test_a_place_that_matters_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    trained(Placed)
+@pytest.mark.parametrize("kind", [Placed, Periodic])
+def test_a_place_that_matters_is_warned_of(
+    kind: type[nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(kind)
 
     assert "rows of the batch meet" in caplog.text or "the place of a row" in caplog.text

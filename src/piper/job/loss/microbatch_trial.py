@@ -84,16 +84,17 @@ class MicrobatchTrials:
         if (kind, batch.sizes) in self.verdicts:
             return
         try:
-            found = tried(runs, captured, one, reduction, said, len(batch.sizes))
+            found, seen = tried_sizes(runs, captured, one, reduction, said, batch)
         except PiperError:
             raise
         except Exception as error:  # of the model: it ran before, and does not run again
-            found = Verdict(untried=f"{type(error).__name__} {first_line(error)}".rstrip())
+            what = f"{type(error).__name__} {first_line(error)}".rstrip()
+            found, seen = Verdict(untried=what), frozenset()
         alone = min(batch.sizes) == 1  # random rows are often in order, if they are so few
         whole = found.times is not None and found.times == batch.times
         if not captured.meeting and not found.warnings and (alone or not whole):
-            seen = not alone and found.times == len(batch.sizes)  # of microbatches like the first
-            found = replace(found, warnings=tuple(batch.warnings(captured, whole, seen)))
+            shown = frozenset() if alone else seen
+            found = replace(found, warnings=tuple(batch.warnings(captured, whole, shown)))
         if found.warnings or is_beyond(found.untried):
             refuse_lost_rows(runs, batch.parts, batch.rows)
         self.verdicts[kind, batch.sizes] = found
@@ -122,6 +123,27 @@ def warnings(
         yield from unknown_lines(reduction.form.unknown)
     elif not found.warnings and not said:  # on other data, these may be no means
         yield from unknown_lines([*filter(None, reduction.form.unknown)])
+
+
+def tried_sizes(
+    runs: TrialRuns,
+    captured: Captured,
+    one: Batch,
+    reduction: LossReduction,
+    said: bool,
+    batch: WholeBatch,
+) -> tuple[Verdict, frozenset[int]]:
+    """What the first microbatch shows, or one of another size; and the sizes of which as many have
+    shown what the whole batch does. A period of three rows is not seen in microbatches of three."""
+    times, seen = len(batch.sizes), set[int]()
+    first = tried(runs, captured, one, reduction, said, times)
+    for other in (one, *batch.others(one)):
+        found = first if other is one else tried(runs, captured, other, reduction, said, times)
+        if found.warnings:
+            return found, frozenset()
+        if found.times == times:
+            seen.add(other.rows or 0)
+    return first, frozenset(seen)
 
 
 @forgetting()

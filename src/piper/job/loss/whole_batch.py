@@ -51,17 +51,22 @@ class WholeBatch:
         """So many equal microbatches. None: they have different sizes."""
         return len(self.sizes) if len(set(self.sizes)) == 1 else None
 
+    def others(self, one: Batch) -> list[Batch]:
+        """A microbatch of each other size than this one's."""
+        by_rows = {part.rows: part for part in reversed(self.parts)}
+        return [part for rows, part in by_rows.items() if rows != one.rows]
+
     def warnings(
-        self, captured: Captured, tried: bool = False, seen: bool = False
+        self, captured: Captured, tried: bool = False, seen: frozenset[int] = frozenset()
     ) -> Iterator[str]:
         """For each size of microbatches that calls something else than the whole batch does.
 
         `tried`: numbers have shown that other calls compute the same, as a loop over rows does.
-        `seen`: those of as many equal microbatches have shown that no row's place matters.
+        `seen`: sizes of which as many equal microbatches have shown that no row's place matters.
         """
         for own in dict.fromkeys(self.sizes):
             if own < self.rows:
-                yield from self._compared(captured, RowCounts(own, self.rows), tried, seen)
+                yield from self._compared(captured, RowCounts(own, self.rows), tried, own in seen)
 
     def _compared(
         self, captured: Captured, rows: RowCounts, tried: bool, seen: bool
