@@ -206,3 +206,8 @@ def test_an_argument_that_is_given_twice() -> None:
         "  fix: write Trainer(model, loss_fn, strategy, example=...), and options by name; loss_fn "
         "may be None if the model computes its loss, and strategy for one device"
     )
+
+
+def test_a_lazy_model_is_refused_before_processes_compare_it() -> None:
+    with pytest.raises(CaptureError, match="it is lazy: its shape is not known yet"):
+        trainer(nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.Linear(3, 3)))

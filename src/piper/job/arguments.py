@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar, get_args
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from piper.capture.trace.side_effects import refuse_unready
 from piper.directives.strategy import Strategy, as_strategy
 from piper.errors import InputError, Located, Problem, StrategyError, no_option
 from piper.job.batch.batch import Batch
@@ -143,6 +144,7 @@ def refuse_wrong_model(model: Any, loss_fn: Any) -> None:
         swapped = "they are exchanged: " * isinstance(loss_fn, torch.nn.Module)
         raise no("model", model, f"{swapped}give the model first, and then loss_fn")
     refuse_wrapped(model)
+    refuse_unready(model)
     if isinstance(loss_fn, Strategy | Mapping | list | tuple | str):
         what = (
             f"it is of type {type(loss_fn).__name__}, as a strategy: loss_fn seems to be left out"
