@@ -195,3 +195,56 @@ def test_a_layer_that_comes_into_use_goes_on_with_a_new_trainer(tmp_path: Path) 
         losses += [float(trainer.step(x, x).loss) for x in batches[2:]]
 
     torch.testing.assert_close(losses, plain_losses(batches), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["resume", "load"])
+def test_what_was_evaluated_before_is_evaluated_anew(how: str, tmp_path: Path) -> None:
+    """A baseline, and then a run goes on: what only evaluation uses is that of the run."""
+    _, answers = trained(tmp_path / "run")
+    with made(seed=1) as trainer:
+        before = trainer.predict(X), trainer.evaluate([(X, X)]).loss
+        getattr(trainer, how)(tmp_path / "run")
+        if how == "resume":
+            trainer.step(X, X)
+        after = trainer.predict(X), trainer.evaluate([(X, X)]).loss
+        model = WithMore(2)
+        model.load_state_dict(state(trainer))
+
+    with torch.no_grad():
+        wanted = model.eval()(X)
+    torch.testing.assert_close(after[0], wanted)
+    assert after[1] == pytest.approx(nn.functional.mse_loss(wanted, X).item(), rel=1e-5)
+    assert not torch.allclose(before[0], after[0])
+    assert how == "load" or torch.allclose(after[0], answers, rtol=1e-5, atol=1e-6)
+
+
+def filled(name: str, tensor: torch.Tensor) -> None:
+    tensor.fill_(len(name))
+
+
+@pytest.mark.parametrize("start", ["step", "resume", "load"])
+def test_a_model_on_meta_has_a_whole_state_dict(start: str, tmp_path: Path) -> None:
+    wanted, _ = trained(tmp_path / "run")
+    given: dict[str, Any] = {"example": (X, X), "device": "cpu", "init": filled}
+    loss_fn, optimizer = nn.functional.mse_loss, torch.optim.Adam
+    with Trainer(no_values(), loss_fn, optimizer=optimizer, **given) as trainer:
+        trainer.step(X, X) if start == "step" else getattr(trainer, start)(tmp_path / "run")
+        found = state(trainer)
+        trainer.export(tmp_path / "weights")
+
+    assert not any(one.is_meta for one in found.values())
+    for name in {"unused", "prior", "mean"}:
+        same = torch.full((3,), float(len(name))) if start == "step" else wanted[name]
+        assert torch.equal(found[name], same)
+
+
+def test_a_tied_parameter_is_chosen_by_any_of_its_names(tmp_path: Path) -> None:
+    wanted, _ = trained(tmp_path / "run")
+    with made(seed=1) as trainer:
+        trainer.load(tmp_path / "run", only=lambda name: name == "tail.weight")
+        found = state(trainer)
+        with pytest.raises(InputError, match="no tensor was chosen"):
+            trainer.load(tmp_path / "run", only=lambda name: False)
+
+    assert torch.equal(found["head.weight"], wanted["head.weight"])
+    assert not torch.equal(found["unused"], wanted["unused"])

@@ -77,7 +77,8 @@ class ModelWrites:
         own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         known = {n: one for n, one in (values or {}).items() if isinstance(one, torch.Tensor)}
         pairs = ((name, own[name], one) for name, one in known.items() if name in own)
-        mine = {name: tensor_digest(one.to(like.dtype)) for name, like, one in pairs}
+        real = ((name, like, one) for name, like, one in pairs if not one.is_meta)
+        mine = {name: tensor_digest(one.to(like.dtype)) for name, like, one in real}
         given = from_first(mine)
         self.newest = self.stepped, given
         self.allow(given)

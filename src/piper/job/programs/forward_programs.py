@@ -88,6 +88,7 @@ class ForwardPrograms:
     forms: dict[BatchKind, LossForm] = field(default_factory=dict)  # of the loss
     asked: dict[BatchKind, str] = field(default_factory=dict)  # lines about the batch's layout
     state: DeviceState | None = None  # in whose memory the programs of `ready` read
+    reads: int = 0  # of files into it, when these were made: they have what no step trains
     fixed: bool = False  # how these gather parameters
 
     @property
@@ -123,7 +124,9 @@ class ForwardPrograms:
 
     @property
     def is_current(self) -> bool:
-        return self.state is self.programs.state and self.fixed == self.programs.fixed
+        state = self.programs.state
+        same = self.state is state and self.reads == state.reads
+        return same and self.fixed == self.programs.fixed
 
     def has(self, batch: Batch, wanted: Wanted) -> bool:
         return self.is_current and (self.kind(batch), wanted) in self.ready
@@ -133,6 +136,7 @@ class ForwardPrograms:
         key = self.kind(batch), wanted
         if not self.is_current:  # another strategy may have moved everything
             self.ready, self.state, self.fixed = {}, self.programs.state, self.programs.fixed
+            self.reads = self.state.reads
         make, most = partial(self.build, job, batch, wanted), job.options.max_programs
         program, old = recent(self.ready, key, make, most)
         refuse_asked(batch.tensors, self.asked.get(key[0], ""))

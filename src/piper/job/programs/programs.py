@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from piper.capture import Captured, Precision, described
 from piper.capture.kernels.callables import Kernels
 from piper.capture.kernels.joining import reached
 from piper.costs import Costs
 from piper.directives import Strategy
+from piper.errors import CaptureError
 from piper.garbage import collector_off
 from piper.job.arguments import counting_arguments
 from piper.job.batch.batch import Batch
@@ -259,9 +262,15 @@ def whole_state(programs: Programs) -> dict[str, torch.Tensor] | None:
     if everywhere is None:
         return None
     parts = assembled(part for parts in everywhere for part in parts)
-    return state_dict_of(
-        programs.job.model, lambda like: programs.state.whole(parts, like, programs.aliases)
-    )
+    given = programs.aliases, partial(first_value, programs.job.initial)
+    return state_dict_of(programs.job.model, lambda like: programs.state.whole(parts, like, *given))
+
+
+def first_value(initial: Callable[[str], torch.Tensor], name: str, own: Tensor) -> Tensor:
+    """The model has it, unless it is on `meta`; it stays there if nothing says its values."""
+    with suppress(CaptureError):
+        return initial(name) if own.is_meta else own
+    return own
 
 
 def loss_scale(precision: Precision | None) -> DynamicLossScale | None:

@@ -52,11 +52,14 @@ def load(
         source = source_at(path, tensors, rename, arrange)
         return source, [(one, source.states_of(one)) for one in state.buckets.values()]
 
+    if not tensors:
+        raise refused("no tensor was chosen", "let only= accept some names of the model")
     refuse_different(peers, path)
     source, buckets = peers.each(read)
     for bucket, states in buckets:
         put(bucket, states)
     state.origin = Layered(state.origin, source) if state.origin else source
+    state.reads += 1
 
 
 @dataclass(frozen=True)

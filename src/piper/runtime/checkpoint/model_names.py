@@ -38,7 +38,7 @@ def model_tensors(model: torch.nn.Module, only: Names | None = None) -> list[Mod
         ModelTensor(first, tuple(every), kept[first].dtype, tuple(kept[first].shape))
         for every in names.values()
         for first in every[:1]
-        if only is None or only(first)
+        if only is None or any(map(only, every))
     ]
 
 

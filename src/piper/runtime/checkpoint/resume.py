@@ -69,6 +69,7 @@ def resume(
         if bucket.scheduler is not None:
             forward(bucket.scheduler, found.reader.index.steps)
     state.origin = found.reader
+    state.reads += 1
     if state.loss_scale is not None and found.loss_scale is not None:
         state.loss_scale.restore(found.loss_scale)
     if loader is not None:

@@ -168,6 +168,7 @@ class DeviceState:
     buckets: dict[str, BucketState] = field(default_factory=dict)
     buffers: dict[int, GatherBuffer] = field(default_factory=dict)
     origin: Origin | None = None  # what the run was resumed from
+    reads: int = 0  # how often values of a file were put into it
     loss_scale: DynamicLossScale | None = None  # of float16
     ema: float | None = None  # the decay of averages of parameters
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # that a loss divides by
@@ -236,9 +237,14 @@ class DeviceState:
         found: Mapping[str, torch.Tensor],
         model: Mapping[str, torch.Tensor],
         aliases: Mapping[str, str],
+        initial: Callable[[str, torch.Tensor], torch.Tensor],
     ) -> dict[str, torch.Tensor]:
         """The state dict of a model. Parameters that no program uses keep their initial values."""
-        rest = self.origin.whole if self.origin else lambda _, tensor: tensor
+
+        def rest(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            first = initial(name, tensor)
+            return self.origin.whole(name, first) if self.origin else first
+
         first = {name: aliases.get(name, name) for name in model}
         return {
             n: finer(found[f], model[n]) if f in found else rest(f, model[n])
