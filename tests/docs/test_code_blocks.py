@@ -175,7 +175,7 @@ def test_the_idle_time_of_its_page_is_that_of_the_first_script(tmp_path: Path) -
 
     found = re.search(r"idle (\d+ %) \((\d+ %) bubble, (\d+ %) exposed communication\)", shown)
     text = " ".join((ROOT / "docs" / "start.md").read_text().split())
-    told = re.search(r"idle for (\d+ %) of the step. For (\d+ %) .*? for (\d+ %) for mess", text)
+    told = re.search(r"idle for (\d+ %) of the step: for (\d+ %) .*? for (\d+ %) for mess", text)
     assert found is not None and told is not None
     assert told.groups() == found.groups()
 
