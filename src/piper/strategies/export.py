@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from piper.directives import Order, Place, Split, Strategy
 from piper.directives.arguments import as_slots
@@ -40,8 +40,8 @@ def table_of_orders(orders: Sequence[Order], split: str = "MB") -> Table:
     rows = []
     for rank, order in enumerate(orders):
         read = [[(wanted, action_of(wanted, split)) for wanted in slot] for slot in order.steps]
-        bad = (no_action(wanted, split) for slot in read for wanted, act in slot if act is None)
-        raise_if_any(f"order {rank + 1} of {len(orders)}", bad)
+        bad = [wanted for slot in read for wanted, act in slot if act is None]
+        raise_if_any(f"order {rank + 1} of {len(orders)}", no_actions(bad, split))
         rows.append(tuple(tuple(act for _, act in slot if act) for slot in read))
     return Table(tuple(rows))
 
@@ -82,7 +82,7 @@ def order_rows(name: str, order: Order, homes: dict[int, Device], split: str) ->
     """The slots of each device. An order that spans devices orders each of them separately."""
     slots = as_slots(order.slots)
     read = [(wanted, action_of(wanted, split)) for slot in slots for wanted in slot]
-    raise_if_any(name, (no_action(wanted, split) for wanted, act in read if act is None))
+    raise_if_any(name, no_actions([wanted for wanted, act in read if act is None], split))
     raise_if_any(name, unplaced([action for _, action in read if action], homes))
     actions = dict(read)
     rows: Rows = {}
@@ -104,11 +104,19 @@ def action_of(wanted: Filter, split: str) -> Action | None:
     return None
 
 
-def no_action(wanted: Filter, split: str) -> Problem:
-    what = f"{wanted} is not one pass of one stage on one microbatch, as a schedule needs"
-    said = {key: one for key, one in wanted.items if isinstance(one, int) or one in tuple(Phase)}
-    stage, part = (said.get(key, 0) for key in ("PP", split))
-    return Problem(what, f'write where(PP={stage}, {split}={part}, PASS="{said.get(PASS, "F")}")')
+def no_actions(bad: Sequence[Filter], split: str) -> Iterator[Problem]:
+    """One problem for all: they are mostly made by one line."""
+    if not bad:
+        return
+    first, *others = bad
+    said = {key: one for key, one in first.items if isinstance(one, int) or one in tuple(Phase)}
+    unknown = [one for key, one in said.items() if key not in ("PP", split, PASS)]
+    stage, part = said.get("PP", (*unknown, 0)[0]), said.get(split, 0)
+    more = f" (nor are {len(others)} more)" if others else ""
+    yield Problem(
+        f"{first} is not one pass of one stage on one microbatch, as a schedule needs{more}",
+        f'write where(PP={stage}, {split}={part}, PASS="{said.get(PASS, "F")}")',
+    )
 
 
 def unplaced(actions: Iterable[Action], homes: dict[int, Device]) -> list[Problem]:

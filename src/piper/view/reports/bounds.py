@@ -134,10 +134,14 @@ def is_sent(what: str) -> bool:
 def smaller_bubbles(found: Prediction) -> Iterator[str]:
     """What makes a bubble smaller, and the strategy does not have yet."""
     yield "more microbatches"
-    if all(len(set(tags)) < 2 for tags in found.stages.values()):
+    alone = all(len(set(tags)) < 2 for tags in found.stages.values())
+    whole = not {BI, BW} & {step.what for step in found.report.critical}
+    if alone:
         yield "an interleaved schedule"
-    if not {BI, BW} & {step.what for step in found.report.critical}:
+    if whole:
         yield "a zero-bubble schedule"
+    if not alone and not whole:
+        yield "another order (`piper view` shows what each wait is for)"
 
 
 def uneven(found: Prediction) -> float:
