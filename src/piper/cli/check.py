@@ -157,7 +157,10 @@ def compared(
         terminal = Console()
         console = terminal if terminal.is_terminal else Console(width=160)
         for piece in numerics_report(found, every):
-            console.print(piece, highlight=False, soft_wrap=isinstance(piece, str))
+            if isinstance(piece, str):
+                show_text(piece, window_of(None, None))
+            else:
+                console.print(piece, highlight=False)
     if not found.agrees:
         raise typer.Exit(1)
 
