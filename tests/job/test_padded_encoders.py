@@ -145,7 +145,7 @@ def test_masks_of_numbers_evaluate_as_in_plain_pytorch(given: dict[str, Any]) ->
     """Without gradients, torch takes them for masks of bools."""
     x, y = batches("right")[0]
     strategy = [Place(where(), [0]), Split("MB", 2)]
-    example: dict[str, Any] = {"example": (x, y), "optimizer": SGD, "device": "cpu"}
+    example: dict[str, Any] = {"example": (x, y), "optimizer": SGD}
     with Trainer(Biased(**given), F.cross_entropy, strategy, **example) as one:
         found = one.predict(x)
         trained = one.step(x, y).loss
