@@ -380,7 +380,7 @@ class Job:
         whole = WholeBatch(sizes, runs, self.precision, parts, self.replicas, form)
         trial = self.trials.lines(self.kind(one), runs, found, one, reduction, said, whole)
         for line in (*reduction.warnings(parts), *trial):
-            LOG.warning("%s", line)
+            self.trials.warn(line)
 
     def inputs(
         self,

@@ -20,9 +20,13 @@ from piper.job.batch.trial_batches import Variety, has_special, pairs_like
 from piper.job.loss.comparison import Comparison, Shares, Verdict, shares_of
 from piper.job.loss.kept_buffers import KeptBuffers
 from piper.job.loss.loss_gradients import have_other_gradients
-from piper.job.loss.loss_reduction import LossReduction, unknown_lines
+from piper.job.loss.loss_reduction import LossReduction, own_rows, unknown_lines
 from piper.job.loss.lost_rows import is_beyond, refuse_lost_rows
-from piper.job.loss.trial_messages import gradients_of_loss_meet, not_finite_alone
+from piper.job.loss.trial_messages import (
+    gradients_of_loss_meet,
+    not_finite_alone,
+    rows_of_evaluation,
+)
 from piper.job.loss.trial_size import TrialSize, trial_size
 from piper.job.loss.whole_batch import WholeBatch
 
@@ -107,7 +111,16 @@ class MicrobatchTrials:
 
     def warn_once(self, line: str) -> None:
         if self.is_new(line):
-            LOG.warning("%s", line)
+            self.warn(line)
+
+    def warn(self, line: str) -> None:
+        self.told.add(line)
+        LOG.warning("%s", line)
+
+    def warn_of_evaluation(self, where: str) -> None:
+        """Rows that meet without gradients, unless training has said it of the same line."""
+        if own_rows(where) not in self.told:
+            self.warn_once(rows_of_evaluation(where))
 
     def is_new(self, line: str) -> bool:
         known = line in self.told

@@ -43,6 +43,14 @@ def numbered_rows(where: str) -> str:
     )
 
 
+def rows_of_evaluation(where: str) -> str:
+    return (
+        f"in evaluation, rows of the batch meet at {where}: each microbatch uses its own rows, so "
+        "evaluate and predict differ from one batch; use one microbatch and one replica to make "
+        "them equal"
+    )
+
+
 def no_mean_over_rows(where: str) -> str:
     at = f" ({where})" if where else ""
     return (

@@ -197,6 +197,8 @@ class ForwardPrograms:
         self.outputs[kind] = {(batch.rows or 1) // job.microbatches: captured.output, **others}
         if wanted == "outputs":
             self.row_dimensions[kind] = dimensions_of(job, batch, captured)
+        if captured.meeting and job.all_microbatches > 1:
+            job.trials.warn_of_evaluation(captured.meeting)
         if wanted == "loss":
             captured = replace(captured, form=job.form(captured, batch, always=True))
             warn_of_average(job, captured, batch)
