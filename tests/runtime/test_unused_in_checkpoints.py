@@ -14,6 +14,8 @@ from unused_values import ONE, TWO, UNUSED, WithMore, X, made, resumed, state, t
 
 from piper import Trainer
 from piper.errors import InputError
+from piper.job.processes.stopping import StopRequest
+from piper.runtime.checkpoint.folder import kept_in
 from piper.runtime.checkpoint.unused import Unused
 
 SWAPPED = {"unused": "prior", "prior": "unused"}
@@ -248,3 +250,41 @@ def test_a_tied_parameter_is_chosen_by_any_of_its_names(tmp_path: Path) -> None:
 
     assert torch.equal(found["head.weight"], wanted["head.weight"])
     assert not torch.equal(found["unused"], wanted["unused"])
+
+
+def test_a_run_that_is_asked_to_stop_keeps_its_older_checkpoints(tmp_path: Path) -> None:
+    request = StopRequest()
+    request.agreed, request.folder = True, str(tmp_path / "run")
+    with made() as trainer:
+        for _ in range(2):
+            trainer.step(X, X)
+            trainer.save(tmp_path / "run", keep=5)
+        trainer.step(X, X)
+        with pytest.raises(SystemExit):
+            request.leave(trainer)
+
+    assert [one.steps for one in kept_in(tmp_path / "run")] == [1, 2, 3]
+
+
+def test_a_load_that_finds_nothing_says_what_it_looked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(tmp_path / "run")
+    with made(seed=1) as trainer:
+        with pytest.raises(InputError, match="has no tensor of the model") as refused:
+            trainer.load(tmp_path / "run", rename=lambda name: f"model.{name}", strict=False)
+        assert "(model.unused in the files) is missing" in str(refused.value)
+        assert "into names in the files, such as unused" in str(refused.value)
+        trainer.load(tmp_path / "run", rename=lambda n: n.replace("prior", "x"), strict=False)
+
+    assert "prior (x in the files) is missing; prior is unknown" in caplog.text
+
+
+def test_the_rate_is_that_of_a_parameter() -> None:
+    def optimizer(named: Any) -> torch.optim.Optimizer:
+        empty: dict[str, Any] = {"params": [], "lr": 5.0}
+        return torch.optim.SGD([empty, {"params": [one for _, one in named]}], lr=0.25)
+
+    given: dict[str, Any] = {"example": (X, X), "device": "cpu", "optimizer": optimizer}
+    with Trainer(WithMore(), nn.functional.mse_loss, **given) as trainer:
+        assert trainer.step(X, X).lr == 0.25

@@ -17,7 +17,18 @@ _GIVEN = (
 def _both(
     log_probs: Tensor, targets: Tensor, inputs: Tensor, lengths: Tensor, blank: int, zero: bool
 ) -> tuple[Tensor, Tensor]:
+    refuse_no_class(targets, lengths, log_probs.shape[-1])
     return aten._ctc_loss(log_probs, targets, inputs.tolist(), lengths.tolist(), blank, zero)
+
+
+def refuse_no_class(targets: Tensor, lengths: Tensor, classes: int) -> None:
+    """torch's kernels would read memory that is none of theirs. What pads a row may be anything."""
+    wrong = (targets < 0) | (targets >= classes)
+    if targets.dim() == 2:
+        wrong &= torch.arange(targets.shape[1], device=targets.device) < lengths[:, None]
+    if bool(wrong.any()):
+        found = int(targets[wrong][0])
+        raise IndexError(f"ctc_loss: target {found} is out of bounds for {classes} classes")
 
 
 def _losses(log_probs: Tensor, *given: Any) -> Tensor:

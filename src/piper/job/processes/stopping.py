@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +21,7 @@ class Saving(Protocol):
 
     steps: int
 
-    def save(self, folder: str | Path) -> None: ...
+    def save(self, folder: str | Path, *, keep: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -45,7 +46,7 @@ class StopRequest:
     def leave(self, trainer: Saving) -> None:
         """After a step: save and end, if a signal asked for it."""
         if self.agreed and self.folder:
-            trainer.save(self.folder)
+            trainer.save(self.folder, keep=sys.maxsize)  # the script says which of them may go
             LOG.info("saved step %d in %s", trainer.steps, self.folder)
             trainer.close()
             raise SystemExit(0)

@@ -34,6 +34,7 @@ from piper.runtime.state.device_state import BucketState, DeviceState, Origin
 
 LOG = logging.getLogger("piper")
 MISSING = " is missing"
+NAMES = "give rename=, a function from names of the model to names in the files"
 
 
 def load(
@@ -44,11 +45,17 @@ def load(
     nothing is changed."""
 
     def read() -> tuple[Reader | Weights, list[tuple[BucketState, list[States]]]]:
-        notes = misfits(path, layout_at(path, arrange), tensors, rename, own)
+        layout = layout_at(path, arrange)
+        notes = misfits(path, layout, tensors, rename, own)
+        fix = fix_of_names(layout) if rename else NAMES
         if notes and strict:
-            raise misfit(path, notes)
+            lost = ": what is missing then keeps its first values" if is_missing(notes[0]) else ""
+            raise misfit(path, notes, f"{fix}; or strict=False, to load what there is{lost}")
+        if sum(map(is_missing, notes)) == len(tensors):
+            raise refused(f"{path} has no tensor of the model: {some_of(notes)}", fix)
         if notes and peers.rank == 0:
-            LOG.warning("%s in %s do not fit the model", amount(len(notes), "name"), path)
+            count = amount(len(notes), "name")
+            LOG.warning("%s in %s do not fit the model: %s", count, path, some_of(notes))
         source = source_at(path, tensors, rename, arrange)
         return source, [(one, source.states_of(one)) for one in state.buckets.values()]
 
@@ -116,12 +123,18 @@ def misfits(
     return mismatches(known, tensors, rename, own)
 
 
-def misfit(path: Path, notes: Sequence[str], fix: str | None = None) -> InputError:
+def misfit(path: Path, notes: Sequence[str], fix: str) -> InputError:
+    return refused(f"{path} does not fit the model: {some_of(notes)}", fix)
+
+
+def some_of(notes: Sequence[str]) -> str:
     more = f" (and {len(notes) - 3} more)" if notes[3:] else ""
-    lost = ": what is missing then keeps its first values" if is_missing(notes[0]) else ""
-    usual = "give rename=, a function from names of the model to names in the files; or "
-    usual += f"strict=False, to load what there is{lost}"
-    return refused(f"{path} does not fit the model: {'; '.join(notes[:3])}{more}", fix or usual)
+    return f"{'; '.join(notes[:3])}{more}"
+
+
+def fix_of_names(layout: Layout) -> str:
+    there = next(iter(layout), "")
+    return f"let rename= turn names of the model into names in the files, such as {there}"
 
 
 def is_missing(note: str) -> bool:
@@ -144,7 +157,9 @@ def mismatches(
     every = {*own, *(name for one in tensors for name in one.names)}
     names = {name: rename(name) if rename else name for name in every}
     missing = [
-        f"{one.name}{MISSING}" for one in tensors if not any(names[n] in there for n in one.names)
+        f"{one.name}{'' if rename is None else f' ({names[one.name]} in the files)'}{MISSING}"
+        for one in tensors
+        if not any(names[n] in there for n in one.names)
     ]
     return missing + [f"{name} is unknown" for name in sorted(set(there) - set(names.values()))]
 

@@ -262,9 +262,9 @@ class DeviceState:
 
     @property
     def learning_rate(self) -> float | None:
-        """Of the first parameter group on this device; None if nothing is trained here."""
-        every = self.optimizers().values()
-        found = next((g["lr"] for one in every for g in one.param_groups if "lr" in g), None)
+        """Of the first parameter on this device; None if nothing is trained here."""
+        groups = (group for one in self.optimizers().values() for group in one.param_groups)
+        found = next((one["lr"] for one in groups if "lr" in one and one["params"]), None)
         waits = isinstance(found, torch.Tensor) and found.is_cuda
         return None if found is None or waits else float(found)
 
