@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointFunction
 
 from piper.capture.autograd_private import apply_function, functions_as
+from piper.capture.kernels.ctc import refuse_no_class
 from piper.capture.python_state.loss_state import Loss
 from piper.capture.source_lines import current_line
 from piper.capture.torch_private import (
@@ -314,6 +315,8 @@ class Calls(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.nn.functional.batch_norm:
             return _batch_norm(*args, **(kwargs or {}))
+        if func in (torch.nn.functional.ctc_loss, torch.ctc_loss):
+            _refuse_no_class(*args, **(kwargs or {}))
         found = func(*args, **(kwargs or {}))
         if self.kept:
             given = (self.places.get(id(leaf)) for leaf in pytree.tree_leaves((args, kwargs)))
@@ -343,3 +346,10 @@ def _batch_norm(
     if training or mean is None or var is None:
         mean, var = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
     return torch.nn.functional.batch_norm(x, mean, var, weight, bias, False, momentum, eps)
+
+
+def _refuse_no_class(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *_: Any, **__: Any
+) -> None:
+    """A trial has labels that other losses leave out, or refuse by themselves."""
+    refuse_no_class(targets, torch.as_tensor(target_lengths), log_probs.shape[-1])
