@@ -19,7 +19,8 @@ from piper.job.batch.other_sizes import OtherSizes
 
 FIX = (
     "write sizes that follow the input: x.shape[0] in place of a number, torch.zeros(len(x), ...) "
-    "in place of a tensor with a row for each"
+    "in place of a tensor with a row for each; if rows are pairs or groups, let microbatches have "
+    "whole ones: another number of microbatches, or microbatch_sizes=[...]"
 )
 
 
