@@ -55,6 +55,7 @@ WRONG = {
     "a training": (["train", "--lr", "train.py"], "To run a script, write: piper run train.py"),
     "gigabytes": (["check", str(TINY), "--memory", "80GB"], "is not a number of GiB: write 80"),
     "no number": (["check", str(TINY), "--memory", "all"], "number of GiB: write 80, for example"),
+    "no memory": (["check", str(TINY), "--memory=-1"], "is no amount of memory: write 80"),
 }
 
 

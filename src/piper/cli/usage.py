@@ -33,11 +33,14 @@ def gibibytes(text: str) -> float:
     80.0
     """
     try:
-        return float(text)
+        found = float(text)
     except ValueError:
         number = NUMBER.match(text)
         fix = f"write {number[0]}" if number else "write 80, for example"
         raise typer.BadParameter(f"{text!r} is not a number of GiB: {fix}") from None
+    if not 0 < found < float("inf"):
+        raise typer.BadParameter(f"{text!r} is no amount of memory: write 80, for example")
+    return found
 
 
 def count_of_processes(given: str | int) -> int:
