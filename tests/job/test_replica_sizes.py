@@ -148,7 +148,7 @@ def test_processes_train_evaluate_predict_and_resume(pp: int, tmp_path: Path) ->
         few, other = run["wrong"]
         size = SIZES[run["replica"]]
         assert f"it has 1 row, and replica {run['replica']} is to have {size}" in few
-        assert "the first replica would have [8, 7] by the batch of process" in other
+        assert "the first replica would have [8, 7] by the batch of device" in other
 
 
 def compiled(job: Job, batch: Batch, **how: Any) -> Compiled:

@@ -180,8 +180,9 @@ class Saved:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, keep: int) -> None:
         self.calls.append(f"save {folder}")
+        assert keep > 1000  # the script says which of them may go
 
     def close(self) -> None:
         self.calls.append("close")
